@@ -1,0 +1,1 @@
+"""A small LLM inference engine with a pure functional core."""

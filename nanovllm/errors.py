@@ -1,0 +1,20 @@
+"""The errors of the engine: one small tree, so that a caller can catch as finely as it needs.
+
+Every message says, in this order, what was given, what is allowed, and what to do.
+"""
+
+
+class NanoVLLMError(Exception):
+    """Base of every error that this package raises on purpose."""
+
+
+class ConfigError(NanoVLLMError, ValueError):
+    """An engine option, or a combination of options, that cannot work. Raised at construction."""
+
+
+class RequestError(NanoVLLMError, ValueError):
+    """A request that cannot be served as given. Raised at admission; nothing was queued."""
+
+
+class WeightsError(NanoVLLMError, ValueError):
+    """A checkpoint that cannot be loaded: missing, unexpected, truncated or unsupported parts."""

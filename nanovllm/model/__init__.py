@@ -1,0 +1,1 @@
+"""The decoder family: layers, attention backends and weight loading. Knows tensors only."""

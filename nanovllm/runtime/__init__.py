@@ -1,0 +1,1 @@
+"""Where core values meet tensors: executor, inputs, K/V cache, sampler."""

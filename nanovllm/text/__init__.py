@@ -1,0 +1,1 @@
+"""Text on either side of the model: tokenizers, chat templates, detokenizing, stop strings."""
