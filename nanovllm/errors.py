@@ -18,3 +18,9 @@ class RequestError(NanoVLLMError, ValueError):
 
 class WeightsError(NanoVLLMError, ValueError):
     """A checkpoint that cannot be loaded: missing, unexpected, truncated or unsupported parts."""
+
+
+def list_some(names: list[str], limit: int = 8) -> str:
+    """The first few of a list of names, and how many more there are: for messages."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

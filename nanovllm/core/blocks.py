@@ -16,7 +16,7 @@ share K/V.
 
 from array import array
 from collections.abc import Sequence as ReadOnlySequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import attrs
 from xxhash import xxh64_intdigest
@@ -337,14 +337,3 @@ def _find_prefix(
         key, parent_id = next_key, found.prefix_id
         block_ids.append(found.block_id)
     return block_ids, (key, parent_id)
-
-
-def describe(pool: BlockPool) -> dict[str, Any]:
-    """The pool as plain data, for golden files and reports."""
-    return {
-        "num_blocks": pool.num_blocks,
-        "block_size": pool.block_size,
-        "free": list(pool.free_block_ids),
-        "ref_counts": list(pool.ref_counts),
-        "cached": sorted(entry.block_id for shard in pool.shards for entry in shard.values()),
-    }

@@ -162,9 +162,8 @@ def _schedule_decodes(step: _Step) -> None:
 def _schedule_prefills(step: _Step, limits: SchedulerLimits, budget: int) -> int:
     """Share the budget out over the queue; return how much of it was used."""
     block_size = step.pool.block_size
-    num_partial = 0  # sequences that hold blocks stand first in the queue
-    while num_partial < len(step.waiting) and step.waiting[num_partial].packed_block_table:
-        num_partial += 1
+    # Only the first in the queue can hold blocks: a prompt that was cut short in an earlier step.
+    num_partial = int(bool(step.waiting[0].packed_block_table))
     num_free_seats = limits.num_seats - len(step.running) - num_partial
     headroom = -1  # not known yet
     left = reserved = budget
@@ -196,7 +195,8 @@ def _schedule_prefills(step: _Step, limits: SchedulerLimits, budget: int) -> int
             draft.num_scheduled_tokens = remaining
             drafts.append((place, draft))
             left -= remaining
-        elif chunked is None:
+        else:
+            assert chunked is None, "what starts behind a prompt in chunks fits whole"
             chunked = draft
             chunked.num_scheduled_tokens = left
             drafts.append((place, draft))

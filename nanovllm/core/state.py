@@ -33,7 +33,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int
     max_model_len: int
     max_prefill_chunk: int | None = None
-    eos_token_ids: frozenset[int] = attrs.field(default=frozenset(), converter=frozenset)
+    eos_token_ids: frozenset[int] = frozenset()
 
     def __attrs_post_init__(self) -> None:
         _check_positive("max_num_seqs", self.max_num_seqs)

@@ -59,9 +59,9 @@ class FakeEngine:
             assert not before.num_unfinished, "sequences wait, but nothing is scheduled"
             return ()
         assert plan.num_tokens <= self.limits.max_num_batched_tokens
-        assert plan.num_decode_tokens == len(before.running) - len(set(plan.preempted) & {
-            seq.seq_id for seq in before.running
-        }), "every running sequence decodes or is preempted"
+        assert plan.num_decode_tokens == len(before.running) - len(
+            set(plan.preempted) & {seq.seq_id for seq in before.running}
+        ), "every running sequence decodes or is preempted"
         self._write(plan)
         if abort_in_flight is not None:
             self.abort_in_flight(abort_in_flight)

@@ -1,0 +1,307 @@
+"""What was asked, what is there, and what will run. `resolve` is pure, so it can be tested.
+
+EngineConfig  +  ModelFacts  +  DeviceFacts  --resolve-->  ResolvedConfig
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from nanovllm.core.state import SchedulerLimits
+from nanovllm.errors import ConfigError
+
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
+
+CPU_BLOCK_SIZE = 16
+GPU_BLOCK_SIZE = 256  # the one page size that every GPU attention kernel takes
+
+CPU_KV_CACHE_SHARE = 0.25  # of the memory that is free
+CPU_KV_CACHE_MAX_BYTES = 4 * 2**30
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+
+
+_COUNT = (_is_count, "an integer >= 1")
+_COUNT_OR_NONE = (lambda v: v is None or _is_count(v), "an integer >= 1, or None")
+_FLAG = (lambda v: isinstance(v, bool), "True or False")
+_TEXT = (lambda v: isinstance(v, str) and v != "", "a name")
+
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "tokenizer": (lambda v: v is None or isinstance(v, str), "a folder, a hub id, or None"),
+    "device": _TEXT,
+    "dtype": (lambda v: v == "auto" or v in DTYPE_NAMES, f"'auto' or one of {DTYPE_NAMES}"),
+    "max_model_len": _COUNT_OR_NONE,
+    "max_num_seqs": _COUNT_OR_NONE,
+    "max_num_batched_tokens": _COUNT_OR_NONE,
+    "max_prefill_chunk": _COUNT_OR_NONE,
+    "kvcache_block_size": _COUNT_OR_NONE,
+    "num_kvcache_blocks": _COUNT_OR_NONE,
+    "kv_cache_bytes": _COUNT_OR_NONE,
+    "gpu_memory_utilization": (_is_share, "a share of the GPU's memory, over 0 and at most 1"),
+    "enforce_eager": _FLAG,
+    "graph_batch_sizes": (
+        lambda v: v is None or (isinstance(v, tuple) and bool(v) and all(map(_is_count, v))),
+        "batch sizes >= 1, or None",
+    ),
+    "enable_prefix_caching": _FLAG,
+    "attention_backend": (lambda v: v in ("auto", "torch"), "'auto' or 'torch'"),
+    "tensor_parallel_size": (lambda v: _is_count(v) and v == 1, "1: one device per engine"),
+    "seed": (lambda v: isinstance(v, int) and not isinstance(v, bool), "an integer"),
+    "skip_tokenizer_init": _FLAG,
+}
+"""What must hold of each option, and the same in words."""
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+@attrs.frozen(kw_only=True)
+class EngineConfig:
+    """What the user asked for. Immutable; each option is checked by itself on construction.
+
+    Attributes:
+        tokenizer: Another place to take the tokenizer from.
+        device: "auto", "cpu", "cuda" or "cuda:1".
+        dtype: Type of weights and K/V. "auto": the checkpoint's, where the device is good at it.
+        max_model_len: Most tokens of one request, prompt and completion together.
+        max_num_seqs: Most requests that hold K/V at a time.
+        max_num_batched_tokens: Most positions that one step computes.
+        max_prefill_chunk: Most prompt positions in a step that also decodes: the bound on how
+            long a new prompt delays the tokens of the others.
+        kvcache_block_size: Tokens a K/V block.
+        num_kvcache_blocks: Blocks in the K/V cache. Default: what the memory allows.
+        kv_cache_bytes: The same in bytes.
+        gpu_memory_utilization: Share of the GPU's memory that the engine may use in all.
+        enforce_eager: Capture no CUDA graphs.
+        graph_batch_sizes: Decode batch sizes to capture.
+        enable_prefix_caching: Reuse the K/V of prompts that start alike.
+        attention_backend: "auto", or the name of one.
+        tensor_parallel_size: 1.
+        seed: Seed from which requests without one of their own get theirs.
+        skip_tokenizer_init: Load no tokenizer: prompts are token ids, outputs have no text.
+    """
+
+    tokenizer: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_prefill_chunk: int | None = None
+    kvcache_block_size: int | None = None
+    num_kvcache_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    graph_batch_sizes: tuple[int, ...] | None = attrs.field(default=None, converter=_as_tuple)
+    enable_prefix_caching: bool = True
+    attention_backend: str = "auto"
+    tensor_parallel_size: int = 1
+    seed: int = 0
+    skip_tokenizer_init: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        for name, (holds, allowed) in _RULES.items():
+            value = getattr(self, name)
+            if not holds(value):
+                raise ConfigError(f"`{name}` is {value!r} but must be {allowed}.")
+        if self.num_kvcache_blocks is not None and self.kv_cache_bytes is not None:
+            raise ConfigError(
+                f"`num_kvcache_blocks` is {self.num_kvcache_blocks} and `kv_cache_bytes` is "
+                f"{self.kv_cache_bytes}; give one of them."
+            )
+
+
+@attrs.frozen
+class ModelFacts:
+    """What the model says.
+
+    Attributes:
+        max_position_embeddings: Positions that it was trained for.
+        sliding_window: Positions that a token attends to; None: all.
+        kv_values_per_token: Numbers that the K/V of one position consist of.
+        dtype: The checkpoint's type, None if it names none.
+        eos_token_ids: Ids that end a text.
+    """
+
+    max_position_embeddings: int
+    sliding_window: int | None
+    kv_values_per_token: int
+    dtype: str | None
+    eos_token_ids: frozenset[int]
+
+
+@attrs.frozen
+class DeviceFacts:
+    """What the device says, once the weights are on it.
+
+    Attributes:
+        device: "cpu" or "cuda:0".
+        total_bytes: Memory of the device.
+        free_bytes: What nobody uses of it.
+        fast_dtypes: Types that the device multiplies at full speed.
+    """
+
+    device: str
+    total_bytes: int
+    free_bytes: int
+    fast_dtypes: frozenset[str]
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the CPU."""
+        return self.device == "cpu"
+
+
+@attrs.frozen(kw_only=True)
+class ResolvedConfig:
+    """What runs. Every option has its value; `notes` says in words what was decided and why."""
+
+    device: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_prefill_chunk: int | None
+    kvcache_block_size: int
+    num_kvcache_blocks: int
+    kv_cache_bytes: int
+    attention_backend: str
+    enable_prefix_caching: bool
+    eos_token_ids: frozenset[int]
+    seed: int
+    notes: tuple[str, ...]
+
+    @property
+    def limits(self) -> SchedulerLimits:
+        """What the scheduler is bound by."""
+        return SchedulerLimits(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            max_prefill_chunk=self.max_prefill_chunk,
+            eos_token_ids=self.eos_token_ids,
+        )
+
+
+def resolve_dtype(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> str:
+    """The type of weights and K/V: what was asked, or the checkpoint's where that is fast."""
+    if config.dtype != "auto":
+        return config.dtype
+    wanted = model.dtype if model.dtype in DTYPE_NAMES else "float32"
+    for name in (wanted, "bfloat16", "float16"):
+        if name in device.fast_dtypes:
+            return name
+    return "float32"
+
+
+def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> ResolvedConfig:
+    """Decide everything that was left open.
+
+    Raises:
+        ConfigError: The options can't work with this model on this device.
+    """
+    notes: list[str] = []
+    dtype = resolve_dtype(config, model, device)
+    notes.append(f"dtype {dtype}: " + _why_dtype(config, model, dtype))
+    max_model_len = _resolve_max_model_len(config, model, notes)
+    default_block_size = CPU_BLOCK_SIZE if device.is_cpu else GPU_BLOCK_SIZE
+    block_size = config.kvcache_block_size or default_block_size
+    max_num_seqs = config.max_num_seqs or (64 if device.is_cpu else 256)
+    max_num_batched_tokens = config.max_num_batched_tokens or (2048 if device.is_cpu else 16384)
+    max_prefill_chunk = config.max_prefill_chunk or (128 if device.is_cpu else 2048)
+    block_bytes = model.kv_values_per_token * block_size * (4 if dtype == "float32" else 2)
+    num_blocks = _resolve_num_blocks(
+        config, device, block_bytes, max_num_seqs * -(-max_model_len // block_size), notes
+    )
+    if not config.enforce_eager and not device.is_cpu:
+        notes.append("no CUDA graphs: this version runs every step eagerly")
+    return ResolvedConfig(
+        device=device.device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_prefill_chunk=max_prefill_chunk,
+        kvcache_block_size=block_size,
+        num_kvcache_blocks=num_blocks,
+        kv_cache_bytes=num_blocks * block_bytes,
+        attention_backend="torch",
+        enable_prefix_caching=config.enable_prefix_caching,
+        eos_token_ids=model.eos_token_ids,
+        seed=config.seed,
+        notes=tuple(notes),
+    )
+
+
+def _why_dtype(config: EngineConfig, model: ModelFacts, dtype: str) -> str:
+    if config.dtype != "auto":
+        return "as asked"
+    if dtype == model.dtype:
+        return "as the checkpoint has it"
+    return f"the checkpoint has {model.dtype or 'no type'}, and this is the device's fast one"
+
+
+def _resolve_max_model_len(config: EngineConfig, model: ModelFacts, notes: list[str]) -> int:
+    window = model.sliding_window
+    trained = model.max_position_embeddings
+    most = trained if window is None else min(trained, window)
+    asked = config.max_model_len
+    if asked is not None and asked > most:
+        reason = (
+            f"the model was trained for {trained}"
+            if most == trained
+            else f"the model attends to a sliding window of {window}, which is supported up to it"
+        )
+        raise ConfigError(
+            f"`max_model_len` is {asked} but {reason}; lower it to {most} or leave it out."
+        )
+    if asked is None and most < trained:
+        notes.append(f"max_model_len {most}: within the model's sliding window attention is exact")
+    return asked if asked is not None else most
+
+
+def _resolve_num_blocks(
+    config: EngineConfig,
+    device: DeviceFacts,
+    block_bytes: int,
+    num_useful_blocks: int,
+    notes: list[str],
+) -> int:
+    """Blocks in the K/V cache: as asked, else what the memory allows and the limits can fill."""
+    if config.num_kvcache_blocks is not None:
+        return config.num_kvcache_blocks
+    if config.kv_cache_bytes is not None:
+        if config.kv_cache_bytes < block_bytes:
+            raise ConfigError(
+                f"`kv_cache_bytes` is {config.kv_cache_bytes} but one block takes {block_bytes}; "
+                f"give at least that."
+            )
+        return config.kv_cache_bytes // block_bytes
+    if device.is_cpu:
+        budget = min(CPU_KV_CACHE_MAX_BYTES, math.floor(device.free_bytes * CPU_KV_CACHE_SHARE))
+        why = f"{CPU_KV_CACHE_SHARE:.0%} of {device.free_bytes} free bytes, 4 GiB at most"
+    else:
+        used = device.total_bytes - device.free_bytes
+        budget = math.floor(device.total_bytes * config.gpu_memory_utilization) - used
+        why = (
+            f"{config.gpu_memory_utilization:.0%} of {device.total_bytes} bytes, less {used} in use"
+        )
+    if budget < block_bytes:
+        raise ConfigError(
+            f"No memory for the K/V cache: {why} leaves {budget} bytes, and one block takes "
+            f"{block_bytes}. Free some memory, give `kv_cache_bytes`, or raise "
+            "`gpu_memory_utilization` on a GPU."
+        )
+    num_blocks = min(budget // block_bytes, num_useful_blocks)
+    notes.append(f"{num_blocks} K/V blocks of {block_bytes} bytes: {why}")
+    return num_blocks

@@ -1,0 +1,383 @@
+"""`Engine`: holds the state and the executor, and owns the one loop that moves them on.
+
+    state, plan = schedule(state, limits)
+    sampled = executor.run(build_batch(plan), rows)
+    state, outputs = postprocess(state, plan, sampled)
+
+Any thread may call it. One step runs at a time; a caller that wants its own request finished
+steps the engine until it is, and serves everybody else's on the way.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as ReadOnlySequence
+
+import attrs
+from xxhash import xxh64_intdigest
+
+from nanovllm.config import ResolvedConfig
+from nanovllm.core import (
+    EngineState,
+    FinishReason,
+    Sequence,
+    SequenceOutput,
+    StepPlan,
+    abort,
+    admit,
+    build_batch,
+    postprocess,
+    reset_prefix_cache,
+    schedule,
+)
+from nanovllm.errors import RequestError
+from nanovllm.outputs import TokenDelta, TokenLogprobs
+from nanovllm.request import Completion, Request
+from nanovllm.runtime.executor import Executor
+from nanovllm.runtime.sampler import Sampled, SamplingRow
+from nanovllm.sampling_params import SamplingParams
+from nanovllm.text.detokenizer import IncrementalDetokenizer
+from nanovllm.text.tokenizer import Tokenizer
+
+NOT_FINITE = (
+    "the model's logits are not finite (NaN or infinity) for this request; "
+    "its weights or its type are likely at fault"
+)
+
+
+@attrs.frozen
+class StepRecord:
+    """What one step did, for an `on_step` hook.
+
+    Attributes:
+        index: Counts the engine's steps from 0.
+        start_s: Begin of the step on the clock of `time.perf_counter`.
+        num_decode_tokens: Rows that decoded.
+        num_prefill_tokens: Prompt positions computed.
+        num_waiting: Sequences waiting after the step.
+        num_running: Sequences running after it.
+        num_free_blocks: Free K/V blocks after it.
+        num_preempted: Sequences that lost their blocks in it.
+        schedule_s: Time to plan it and to lay out the batch.
+        execute_s: Time of the model and the sampler, the wait for the device included.
+        postprocess_s: Time to take in its tokens, detokenizing included.
+    """
+
+    index: int
+    start_s: float
+    num_decode_tokens: int
+    num_prefill_tokens: int
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
+    num_preempted: int
+    schedule_s: float
+    execute_s: float
+    postprocess_s: float
+
+
+@attrs.frozen
+class EngineStats:
+    """Totals since the engine was made, and what is there now."""
+
+    num_steps: int
+    num_requests: int
+    num_prompt_tokens: int
+    num_prefix_hit_tokens: int
+    num_generated_tokens: int
+    num_preemptions: int
+    num_waiting: int
+    num_running: int
+    num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    peak_used_blocks: int
+
+
+class Engine:
+    """The loop, and the requests that are on their way through it."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        executor: Executor,
+        tokenizer: Tokenizer | None,
+        on_step: Callable[[StepRecord], None] | None = None,
+    ) -> None:
+        self.config = config
+        self._limits = config.limits
+        self._executor = executor
+        self._tokenizer = tokenizer
+        self._on_step = on_step
+        self._state = EngineState.create(
+            config.num_kvcache_blocks, config.kvcache_block_size, config.enable_prefix_caching
+        )
+        self._lock = threading.RLock()
+        self._seq_ids = itertools.count()
+        self._requests: dict[str, Request] = {}
+        self._by_seq_id: dict[int, tuple[Request, Completion]] = {}
+        self._totals = dict.fromkeys(
+            ("steps", "requests", "prompt", "hits", "generated", "preemptions", "peak"), 0
+        )
+
+    @property
+    def state(self) -> EngineState:
+        """The current state, a value that is safe to keep."""
+        return self._state
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step would do something."""
+        return bool(self._state.num_unfinished)
+
+    def add(
+        self,
+        prompt_token_ids: ReadOnlySequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        request_id: str | None = None,
+    ) -> Request:
+        """Queue a request.
+
+        Raises:
+            RequestError: The id is taken, or the request can never run. Nothing was queued.
+        """
+        with self._lock:
+            seq_ids = [next(self._seq_ids) for _ in range(params.n)]
+            request_id = f"request-{seq_ids[0]}" if request_id is None else request_id
+            if request_id in self._requests:
+                raise RequestError(
+                    f"`request_id` is {request_id!r}, which belongs to a live request; "
+                    "use another or wait for its end."
+                )
+            state = self._state
+            completions = []
+            for index, seq_id in enumerate(seq_ids):
+                seq = Sequence.create(seq_id, prompt_token_ids, params)
+                state = admit(state, seq, self._limits)
+                completions.append(
+                    Completion(
+                        index,
+                        seq_id,
+                        self._seed(params, seq_id, index),
+                        params,
+                        self._detokenizer(prompt_token_ids, params),
+                    )
+                )
+            request = Request(
+                request_id, prompt, tuple(prompt_token_ids), completions, time.perf_counter()
+            )
+            self._state = state
+            self._requests[request_id] = request
+            self._by_seq_id.update({c.seq_id: (request, c) for c in completions})
+            self._totals["requests"] += 1
+            self._totals["prompt"] += len(prompt_token_ids)
+            return request
+
+    def abort(self, request_id: str) -> bool:
+        """End a request; False if it is not live."""
+        with self._lock:
+            request = self._requests.get(request_id)
+            if request is None:
+                return False
+            for completion in request.completions:
+                self._end(completion, FinishReason.ABORT)
+            self._settle([request], time.perf_counter())
+            return True
+
+    def take_deltas(self, request: Request) -> list[TokenDelta]:
+        """What is new in a request since the last call."""
+        with self._lock:
+            return request.take_deltas()
+
+    def step(self) -> list[Request]:
+        """Run one step; returns the requests that it changed, none if there is nothing to do.
+
+        An exception in the model or the sampler ends the requests that were in the step, with
+        the exception as their error, and leaves the engine fit for others.
+        """
+        with self._lock:
+            start_s = time.perf_counter()
+            in_flight, plan = schedule(self._state, self._limits)
+            if not plan.scheduled:
+                self._state = in_flight
+                return []
+            self._note_plan(plan, start_s)
+            batch = build_batch(plan)
+            sampled_rows = batch.sampled_rows.tolist()
+            rows = [self._sampling_row(plan.scheduled[row]) for row in sampled_rows]
+            execute_s = time.perf_counter()
+            self._state = in_flight
+            try:
+                sampled = self._executor.run(batch, rows)
+            except BaseException as error:
+                changed = self._fail(plan, error)
+                if isinstance(error, Exception):
+                    return changed
+                raise  # such as KeyboardInterrupt: the caller's to handle
+            executed_s = time.perf_counter()
+            changed = self._take_in(plan, sampled_rows, sampled, executed_s)
+            self._totals["steps"] += 1
+            if self._on_step is not None:
+                self._on_step(self._record(plan, start_s, execute_s, executed_s))
+            return changed
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix."""
+        with self._lock:
+            self._state = reset_prefix_cache(self._state)
+
+    def stats(self) -> EngineStats:
+        """Totals so far."""
+        with self._lock:
+            totals, pool = self._totals, self._state.pool
+            return EngineStats(
+                num_steps=totals["steps"],
+                num_requests=totals["requests"],
+                num_prompt_tokens=totals["prompt"],
+                num_prefix_hit_tokens=totals["hits"],
+                num_generated_tokens=totals["generated"],
+                num_preemptions=totals["preemptions"],
+                num_waiting=len(self._state.waiting),
+                num_running=len(self._state.running),
+                num_blocks=pool.num_blocks,
+                num_used_blocks=pool.num_used,
+                num_cached_blocks=pool.num_cached,
+                peak_used_blocks=totals["peak"],
+            )
+
+    def close(self) -> None:
+        """End every request and give the memory back; may be called twice."""
+        with self._lock:
+            for request_id in list(self._requests):
+                self.abort(request_id)
+            self._executor.close()
+
+    # One step, in the order in which it happens.
+
+    def _note_plan(self, plan: StepPlan, now_s: float) -> None:
+        for seq_id in plan.preempted:
+            self._by_seq_id[seq_id][0].note_preempted()
+        for seq_id, num_tokens in plan.prefix_hits:
+            request, _ = self._by_seq_id[seq_id]
+            if request.num_cached_tokens is None:
+                self._totals["hits"] += num_tokens
+            request.note_scheduled(now_s, num_tokens)
+        self._totals["preemptions"] += len(plan.preempted)
+
+    def _sampling_row(self, seq: Sequence) -> SamplingRow:
+        _, completion = self._by_seq_id[seq.seq_id]
+        return SamplingRow(
+            params=completion.params,
+            seed=completion.seed,
+            position=seq.num_tokens,
+            num_completion_tokens=seq.num_completion_tokens,
+            stop_token_ids=seq.info.stop_token_ids,
+            prompt_token_ids=lambda: seq.prompt_token_ids,
+            completion_token_ids=lambda: seq.completion_token_ids,
+        )
+
+    def _take_in(
+        self, plan: StepPlan, sampled_rows: list[int], sampled: Sampled, now_s: float
+    ) -> list[Request]:
+        """Give each drawn token to its sequence and to its request."""
+        token_ids = [0] * len(plan.scheduled)  # 0 stands where no token was drawn
+        logprobs: dict[int, TokenLogprobs | None] = {}
+        changed: dict[str, Request] = {}
+        for place, row in enumerate(sampled_rows):
+            token_id = sampled.token_ids[place]
+            seq_id = plan.scheduled[row].seq_id
+            if token_id is None:
+                request, completion = self._by_seq_id[seq_id]
+                self._end(completion, FinishReason.ERROR, NOT_FINITE)
+                changed[request.request_id] = request
+                continue
+            token_ids[row] = token_id
+            if sampled.logprobs is not None:
+                logprobs[seq_id] = sampled.logprobs[place]
+        self._totals["peak"] = max(self._totals["peak"], self._state.pool.num_used)
+        self._state, outputs = postprocess(self._state, plan, token_ids)
+        for output in outputs:
+            if output.new_token_id is not None:
+                request = self._take_token(output, logprobs.get(output.seq_id))
+                changed[request.request_id] = request
+        self._settle(changed.values(), now_s)
+        return list(changed.values())
+
+    def _take_token(self, output: SequenceOutput, logprobs: TokenLogprobs | None) -> Request:
+        request, completion = self._by_seq_id[output.seq_id]
+        assert output.new_token_id is not None
+        self._totals["generated"] += 1
+        try:
+            completion.append(output.new_token_id, logprobs, output.finish_reason)
+        except Exception as error:  # noqa: BLE001  # a tokenizer's fault ends its own request only
+            self._end(completion, FinishReason.ERROR, _describe(error))
+        if completion.finish_reason is not None and output.finish_reason is None:
+            self._state = abort(self._state, output.seq_id)  # a stop string ended it
+        return request
+
+    def _fail(self, plan: StepPlan, error: BaseException) -> list[Request]:
+        """End what was in a step that did not get through."""
+        changed: dict[str, Request] = {}
+        interrupted = not isinstance(error, Exception)
+        for seq in plan.scheduled:
+            request, completion = self._by_seq_id[seq.seq_id]
+            reason = FinishReason.ABORT if interrupted else FinishReason.ERROR
+            self._end(completion, reason, None if interrupted else _describe(error))
+            changed[request.request_id] = request
+        self._settle(changed.values(), time.perf_counter())
+        return list(changed.values())
+
+    def _end(self, completion: Completion, reason: FinishReason, error: str | None = None) -> None:
+        """End a completion from outside the core."""
+        self._state = abort(self._state, completion.seq_id)
+        completion.end(reason, error)
+
+    def _settle(self, requests: Iterable[Request], now_s: float) -> None:
+        """Note what happened, and forget the requests that ended."""
+        for request in requests:
+            request.note_progress(now_s)
+            if request.finished:
+                self._requests.pop(request.request_id, None)
+                for completion in request.completions:
+                    self._by_seq_id.pop(completion.seq_id, None)
+
+    def _record(
+        self, plan: StepPlan, start_s: float, execute_s: float, executed_s: float
+    ) -> StepRecord:
+        return StepRecord(
+            index=self._totals["steps"] - 1,  # -1: this step is counted already
+            start_s=start_s,
+            num_decode_tokens=plan.num_decode_tokens,
+            num_prefill_tokens=plan.num_prefill_tokens,
+            num_waiting=len(self._state.waiting),
+            num_running=len(self._state.running),
+            num_free_blocks=self._state.pool.num_free,
+            num_preempted=len(plan.preempted),
+            schedule_s=execute_s - start_s,
+            execute_s=executed_s - execute_s,
+            postprocess_s=time.perf_counter() - executed_s,
+        )
+
+    # What a request starts with.
+
+    def _seed(self, params: SamplingParams, seq_id: int, index: int) -> int:
+        if params.seed is not None:
+            return params.seed + index
+        return xxh64_intdigest(seq_id.to_bytes(8, "little"), self.config.seed % 2**64)
+
+    def _detokenizer(
+        self, prompt_token_ids: ReadOnlySequence[int], params: SamplingParams
+    ) -> IncrementalDetokenizer | None:
+        if self._tokenizer is None or not params.detokenize:
+            return None
+        return IncrementalDetokenizer(
+            self._tokenizer,
+            prompt_token_ids=prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,302 @@
+"""`LLM`: text in, text out, in the caller's own thread. Wires the parts together, and no more."""
+
+import contextlib
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as ReadOnlySequence
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from nanovllm.config import EngineConfig, ResolvedConfig
+from nanovllm.errors import RequestError
+from nanovllm.outputs import RequestOutput, TokenDelta
+from nanovllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from nanovllm.core import EngineState
+    from nanovllm.engine import Engine, EngineStats, StepRecord
+    from nanovllm.prompts import Prompt, PromptReader
+    from nanovllm.request import Request
+    from nanovllm.text.tokenizer import Tokenizer
+
+Message = dict[str, Any]
+
+
+class LLM:
+    """A model that runs in this process.
+
+        with LLM("smollm2-135m") as llm:
+            print(llm.generate("The capital of France is")[0].text)
+
+    Any thread may use it, several at once too: each gets its own answers.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str],
+        *,
+        on_step: "Callable[[StepRecord], None] | None" = None,
+        **options: Any,
+    ) -> None:
+        """Load a model.
+
+        Args:
+            model: A folder in Hugging Face layout, a `.gguf` file, a hub id, or the built-in
+                "smollm2-135m".
+            on_step: Called after each step with a `StepRecord`, in the thread that ran it. What
+                it raises comes out of the call that ran the step; the engine stays whole.
+            **options: See `EngineConfig`.
+
+        Raises:
+            TypeError: An option that does not exist.
+            ConfigError: An option that can't work, or a model that can't be found.
+            WeightsError: A model that can't be loaded.
+        """
+        # Checked before torch is loaded, so a mistake shows at once.
+        config = EngineConfig(**options)
+        # Delayed: this loads torch, and `import nanovllm` must stay quick.
+        from nanovllm.build import build_engine
+
+        self._engine: Engine
+        self._prompts: PromptReader
+        self._engine, self._prompts = build_engine(model, config, on_step=on_step)
+        self._manual: dict[str, Request] = {}
+
+    # Whole answers.
+
+    def generate(
+        self,
+        prompts: Any,
+        sampling_params: SamplingParams | ReadOnlySequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Complete prompts.
+
+        Args:
+            prompts: Text, a list of token ids, or a list of either.
+            sampling_params: One for all prompts, or one for each.
+            use_tqdm: Show a progress bar. Default: if standard error is a terminal.
+
+        Returns:
+            One `RequestOutput` per prompt, in order. A request that failed in the engine has
+            `finish_reason` "error" and says why in `error`; the others are not affected.
+
+        Raises:
+            RequestError: A prompt or its parameters are invalid. Nothing was queued.
+        """
+        read = self._prompts.read(prompts, sampling_params)
+        return self._run(read, sys.stderr.isatty() if use_tqdm is None else use_tqdm)
+
+    def chat(
+        self,
+        messages: list[Message] | list[list[Message]],
+        sampling_params: SamplingParams | ReadOnlySequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool | None = None,
+        **template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or a list of them, through the model's chat template.
+
+        Args:
+            messages: `[{"role": "user", "content": "Hi"}, ...]`, or a list of such lists.
+            sampling_params: As in `generate`.
+            use_tqdm: As in `generate`.
+            **template_kwargs: Passed on to the template.
+
+        Returns:
+            One `RequestOutput` per conversation, in order.
+        """
+        conversations = _conversations(messages)
+        prompts = [self.chat_token_ids(each, **template_kwargs) for each in conversations]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def chat_token_ids(self, messages: list[Message], **template_kwargs: Any) -> list[int]:
+        """A conversation as the prompt that `chat` sends, for `stream` or `add_request`."""
+        if self.tokenizer is None:
+            raise RequestError(
+                "`chat` needs the tokenizer, which `skip_tokenizer_init` left out; "
+                "pass token ids to `generate`."
+            )
+        return self.tokenizer.chat(messages, **template_kwargs)
+
+    # Answers as they come.
+
+    def stream(self, prompt: Any, sampling_params: SamplingParams | None = None) -> "DeltaStream":
+        """Complete one prompt, token by token.
+
+        The prompt is checked and queued at once, not at the first `next`.
+
+        Returns:
+            An iterator of `TokenDelta`. Closing or dropping it aborts the request.
+        """
+        return DeltaStream(self._engine, self._add(self._prompts.read_one(prompt, sampling_params)))
+
+    # The manual loop.
+
+    def add_request(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+    ) -> str:
+        """Queue a request for `step`; returns its id.
+
+        Raises:
+            RequestError: The prompt, its parameters or the id are invalid. Nothing was queued.
+        """
+        request = self._add(self._prompts.read_one(prompt, sampling_params), request_id)
+        self._manual[request.request_id] = request
+        return request.request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; returns the requests of `add_request` that changed since the last call."""
+        self._engine.step()
+        outputs = []
+        for request in list(self._manual.values()):
+            if self._engine.take_deltas(request):
+                outputs.append(request.output())
+                if request.finished:
+                    del self._manual[request.request_id]
+        return outputs
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has something to do or to return."""
+        return self._engine.has_unfinished_requests() or bool(self._manual)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request and free its blocks; False if it is not live."""
+        return self._engine.abort(request_id)
+
+    # What is there.
+
+    @property
+    def config(self) -> ResolvedConfig:
+        """What runs, with every option decided."""
+        return self._engine.config
+
+    @property
+    def state(self) -> "EngineState":
+        """The scheduler's current state: a value, safe to keep."""
+        return self._engine.state
+
+    @property
+    def tokenizer(self) -> "Tokenizer | None":
+        """The tokenizer, None with `skip_tokenizer_init`."""
+        return self._prompts.tokenizer
+
+    def stats(self) -> "EngineStats":
+        """Totals since the engine was made."""
+        return self._engine.stats()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; requests in flight go on."""
+        self._engine.reset_prefix_cache()
+
+    # Its end.
+
+    def close(self) -> None:
+        """Abort what runs and give the memory back. May be called twice."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _add(self, prompt: "Prompt", request_id: str | None = None) -> "Request":
+        return self._engine.add(
+            prompt.token_ids, prompt.params, prompt=prompt.text, request_id=request_id
+        )
+
+    def _run(self, prompts: "list[Prompt]", show_progress: bool) -> list[RequestOutput]:
+        requests: list[Request] = []
+        try:
+            requests.extend(map(self._add, prompts))
+            with _progress(len(requests), shown=show_progress and bool(requests)) as advance:
+                for request in requests:
+                    while not request.finished:
+                        self._engine.step()
+                    advance()
+        finally:
+            # After an exception, such as KeyboardInterrupt, nothing of this call stays behind.
+            for request in requests:
+                self._engine.abort(request.request_id)
+        return [request.output() for request in requests]
+
+
+class DeltaStream:
+    """The deltas of one request, each made by stepping the engine when it is asked for."""
+
+    def __init__(self, engine: "Engine", request: "Request") -> None:
+        self._engine = engine
+        self._request = request
+        self._ready: deque[TokenDelta] = deque()
+
+    @property
+    def request_id(self) -> str:
+        """For `abort`."""
+        return self._request.request_id
+
+    @property
+    def output(self) -> RequestOutput:
+        """The request as far as it has come, metrics included."""
+        return self._request.output()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> TokenDelta:
+        while not self._ready:
+            self._ready.extend(self._engine.take_deltas(self._request))
+            if self._ready:
+                break
+            if self._request.finished:
+                raise StopIteration
+            self._engine.step()
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """Abort the request, if it still runs."""
+        self._engine.abort(self._request.request_id)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _conversations(messages: Any) -> list[list[Message]]:
+    """One conversation, or a list of them, as a list of them."""
+    if isinstance(messages, list) and messages and not isinstance(messages[0], list):
+        return [messages]
+    if isinstance(messages, list):
+        return messages
+    raise RequestError(
+        f"`messages` is {messages!r} of type {type(messages).__name__}; it must be a list of "
+        'messages such as {"role": "user", "content": "Hi"}, or a list of such lists.'
+    )
+
+
+@contextlib.contextmanager
+def _progress(count: int, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error; gives the function that moves it on by one."""
+    if not shown:
+        yield lambda: None
+        return
+    # Delayed: only needed when somebody looks.
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    with Progress(
+        *Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)
+    ) as bar:
+        task = bar.add_task("generate", total=count)
+        yield lambda: bar.advance(task)
