@@ -261,6 +261,7 @@ class PoolEditor:
         block_size, keys, shards, owned = self._block_size, self._keys, self._shards, self._owned
         mask, new_tuple = len(shards) - 1, tuple.__new__
         step = 4 * block_size
+        next_prefix_id = self._next_prefix_id
         end = first_token + len(block_ids) * block_size
         tokens_of_all = token_log[first_token:end].tobytes()
         for index, block_id in enumerate(block_ids):
@@ -276,15 +277,15 @@ class PoolEditor:
             elif key == NO_KEY:
                 parent_id = NO_PREFIX_ID
             else:
-                prefix_id = self._next_prefix_id
-                self._next_prefix_id = prefix_id + 1
                 if place not in owned:
                     self._own_shard(place)
                 shards[place][key] = new_tuple(
-                    CachedBlock, (block_id, prefix_id, parent_id, tokens)
+                    CachedBlock, (block_id, next_prefix_id, parent_id, tokens)
                 )
                 keys[block_id] = key
-                parent_id = prefix_id
+                parent_id = next_prefix_id
+                next_prefix_id += 1
+        self._next_prefix_id = next_prefix_id
         return key, parent_id
 
     def freeze(self) -> BlockPool:

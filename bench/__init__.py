@@ -1,0 +1,1 @@
+"""Benchmarks: what every speed claim rests on. Each file says how to run it."""
