@@ -1,5 +1,8 @@
 """The paged K/V cache: its size in bytes, and its memory."""
 
+import math
+
+import numpy as np
 import torch
 
 from nanovllm.model.config import ModelConfig
@@ -21,7 +24,8 @@ def allocate_kv_cache(
 ) -> torch.Tensor:
     """Memory for `num_blocks` blocks: `[L, 2, num_blocks * block_size, K, D]`, keys then values.
 
-    Zeroed, which on a CPU costs no memory until a block is first written.
+    Zeroed. On a CPU it takes memory only as blocks are first written: numpy asks the system for
+    pages that are zero already, where torch would write them all.
     """
     shape = (
         model.num_layers,
@@ -30,4 +34,7 @@ def allocate_kv_cache(
         model.num_kv_heads,
         model.head_dim,
     )
+    if device.type == "cpu":
+        zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(zeros).view(dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,0 +1,45 @@
+# Everything works in a fresh clone with nothing but Python 3.11 to 3.13 and make.
+#
+#   make demo    generate text with a real model on this machine
+#   make test    run the tests
+#   make lint    formatting, lint and types
+#   make bench   the host step's benchmark
+#   make clean   remove the environment and every cache in this folder
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+DEMO_PROMPT ?= Explain in three sentences why the sky is blue.
+
+.PHONY: demo test lint bench clean
+.SUFFIXES:
+
+demo: $(INSTALLED)
+	@echo "== nanovllm generate: $(DEMO_PROMPT)" >&2
+	@$(BIN)/nanovllm generate --chat --summary --max-tokens 160 "$(DEMO_PROMPT)"
+
+test: $(INSTALLED)
+	@echo "== tests" >&2
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	@echo "== ruff, mypy" >&2
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: $(INSTALLED)
+	@$(BIN)/python -m pytest bench --benchmark-only --benchmark-columns=median,iqr,max,rounds
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "== installing into $(VENV) (once; a minute or a few)" >&2
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info < (3, 14) else "nanovllm needs Python 3.11 to 3.13; this is %d.%d: make PYTHON=python3.12" % sys.version_info[:2])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,87 @@
+"""`nanovllm doctor`: what is on this machine, and what the engine makes of it."""
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Iterator
+
+import attrs
+import psutil
+import torch
+
+from nanovllm.builtin_model import SMOLLM2_135M, cache_folder, cached_file
+from nanovllm.build import find_device, read_device_facts
+from nanovllm.config import EngineConfig, ModelFacts, resolve
+from nanovllm.errors import ConfigError
+
+PACKAGES = ("torch", "transformers", "tokenizers", "numba", "triton", "flash-attn", "nvidia-ml-py")
+
+
+@attrs.frozen
+class Finding:
+    """One thing that was looked at, and what was found."""
+
+    what: str
+    found: str
+
+
+def examine() -> list[Finding]:
+    """Look at everything. Nothing here can fail: what is not there is a finding."""
+    return list(_examine())
+
+
+def _examine() -> Iterator[Finding]:
+    yield Finding("python", f"{platform.python_version()} on {sys.platform} {platform.machine()}")
+    for package in PACKAGES:
+        yield Finding(package, _version(package))
+    memory = psutil.virtual_memory()
+    yield Finding("memory", f"{memory.total / 2**30:.1f} GiB, {memory.available / 2**30:.1f} free")
+    yield Finding(
+        "cpu",
+        f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, "
+        f"oneDNN {'there' if torch.backends.mkldnn.is_available() else 'not there'}",
+    )
+    yield Finding("cuda", _cuda())
+    yield Finding("built-in model", _builtin())
+    yield from _choices()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _cuda() -> str:
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a CPU build"
+    if not torch.cuda.is_available():
+        return f"torch is built for CUDA {torch.version.cuda} but finds no device or driver"
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"CUDA {torch.version.cuda}: {', '.join(names)}"
+
+
+def _builtin() -> str:
+    path = cached_file(SMOLLM2_135M, cache_folder())
+    return f"not fetched yet; it will go to {cache_folder()}" if path is None else str(path)
+
+
+def _choices() -> Iterator[Finding]:
+    """What the engine would decide here for a model in bfloat16."""
+    model = ModelFacts(
+        max_position_embeddings=8192,
+        sliding_window=None,
+        kv_values_per_token=2 * 30 * 3 * 64,
+        dtype="bfloat16",
+        eos_token_ids=frozenset(),
+    )
+    try:
+        resolved = resolve(EngineConfig(), model, read_device_facts(find_device("auto")))
+    except ConfigError as error:
+        yield Finding("choices", str(error))
+        return
+    yield Finding("device", f"{resolved.device}, the first that is there of cuda and cpu")
+    yield Finding("attention", f"{resolved.attention_backend}: plain torch, paged")
+    for note in resolved.notes:
+        yield Finding("for smollm2-135m", note)

@@ -1,0 +1,269 @@
+"""A whole decode step as one compiled job: token ids and positions in, logits out.
+
+Every member of the team calls `decode_job` and walks through the same phases (see `phases`). It
+releases the GIL and allocates nothing. Residuals, norms, rope, softmax and sums are float32
+whatever the weights are; what a matrix product reads is rounded to the weights' type.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from nanovllm.runtime.native.attention import FAST, attend, exp
+from nanovllm.runtime.native.matmul import matmul_phase, rows_of_chunk, rows_times_inputs
+from nanovllm.runtime.native.phases import claim, finish, wait_for
+from nanovllm.runtime.native.values import narrow, widen
+
+# Columns of the table of weight addresses, a row a layer.
+QKV, OUTPUT, GATE_UP, DOWN = range(4)
+
+PHASES_PER_LAYER = 7
+
+_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+
+
+def num_phases(num_layers: int) -> int:
+    """Phases of a decode job."""
+    return 1 + PHASES_PER_LAYER * num_layers + 2  # embedding; layers; final norm and lm head
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]  # numba has no types
+def _start_row(
+    token_id: int, position: int, embedding: Any, frequencies: Any, attention_factor: Any,
+    hidden: Any, cos: Any, sin: Any,
+) -> None:  # fmt: skip
+    """Embedding, cosines and sines of one row."""
+    for i in range(hidden.shape[0]):
+        hidden[i] = widen(embedding[token_id, i])
+    for i in range(frequencies.shape[0]):
+        angle = np.float32(position) * frequencies[i]
+        cos[i] = np.cos(angle) * attention_factor
+        sin[i] = np.sin(angle) * attention_factor
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]  # as above
+def _add_and_norm(hidden: Any, change: Any, bias: Any, weight: Any, eps: Any, normed: Any) -> None:
+    """`hidden += change + bias`, then `normed = hidden / rms * weight`: one row of each, `[E]`.
+
+    `change` and `bias` are empty where there is nothing to add.
+    """
+    size = weight.shape[0]
+    for i in range(change.shape[0]):
+        hidden[i] += change[i]
+    for i in range(bias.shape[0]):
+        hidden[i] += bias[i]
+    total = np.float32(0)
+    for i in range(size):
+        total += hidden[i] * hidden[i]
+    scale = np.float32(1) / np.sqrt(total / np.float32(size) + eps)
+    for i in range(size):
+        normed[i] = narrow(hidden[i] * scale * weight[i], normed)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]  # as above
+def _prepare_head(head: Any, bias: Any, norm: Any, eps: Any, cos: Any, sin: Any) -> None:
+    """Bias, norm and rope of one query or key head, in place; `bias`, `norm` may be empty."""
+    size, half = head.shape[0], cos.shape[0]
+    for i in range(bias.shape[0]):
+        head[i] += bias[i]
+    if norm.shape[0]:
+        total = np.float32(0)
+        for i in range(size):
+            total += head[i] * head[i]
+        scale = np.float32(1) / np.sqrt(total / np.float32(size) + eps)
+        for i in range(size):
+            head[i] *= scale * norm[i]
+    for i in range(half):
+        first, second = head[i], head[half + i]
+        head[i] = first * cos[i] - second * sin[i]
+        head[half + i] = second * cos[i] + first * sin[i]
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]  # as above
+def _store(source: Any, bias: Any, target: Any) -> None:
+    """`target = source + bias` in the type of `target`; `bias` may be empty."""
+    for i in range(bias.shape[0]):
+        source[i] += bias[i]
+    for i in range(source.shape[0]):
+        target[i] = narrow(source[i], target)
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+def _attend_group(
+    qkv: Any, kv_head: int, num_heads: int, bias: Any, query_norm: Any, key_norm: Any, eps: Any,
+    cos: Any, sin: Any, cache: Any, is_bf16: bool, slot: int, table: Any, block_size: int,
+    num_context: int, scale: Any, scores: Any, queries: Any, attended: Any, out: Any,
+) -> None:  # fmt: skip
+    """One row's query heads that share a key/value head: prepare, store K/V, attend.
+
+    `qkv [(H + 2 K) D]`, `cache [2, num_slots, K, D]`; `queries`, `out` `[H, D]` in the type that
+    tiles take, `attended [H, D]` float32.
+    """
+    num_kv_heads, size = cache.shape[2], cache.shape[3]
+    group = num_heads // num_kv_heads
+    first = kv_head * group
+    key, value = num_heads + kv_head, num_heads + num_kv_heads + kv_head
+    no_bias = bias.shape[0] == 0
+    for head in range(first, first + group):
+        span = slice(head * size, (head + 1) * size)
+        one = qkv[span]
+        _prepare_head(one, bias[0:0] if no_bias else bias[span], query_norm, eps, cos, sin)
+        for i in range(size):
+            queries[head, i] = narrow(one[i], queries)
+    span = slice(key * size, (key + 1) * size)
+    _prepare_head(qkv[span], bias[0:0] if no_bias else bias[span], key_norm, eps, cos, sin)
+    _store(qkv[span], bias[0:0], cache[0, slot, kv_head])
+    span = slice(value * size, (value + 1) * size)
+    _store(qkv[span], bias[0:0] if no_bias else bias[span], cache[1, slot, kv_head])
+    attend(
+        queries[first:].ctypes.data, group, size, cache[0, 0, kv_head].ctypes.data,
+        cache[1, 0, kv_head].ctypes.data, is_bf16, num_kv_heads * size * cache.itemsize, table,
+        block_size, num_context, scale, scores, attended[first : first + group],
+    )  # fmt: skip
+    for head in range(first, first + group):
+        for i in range(size):
+            out[head, i] = narrow(attended[head, i], out)
+
+
+@njit(**FAST)  # type: ignore[untyped-decorator]  # as above
+def _gate(gate: Any, up: Any, gate_bias: Any, up_bias: Any, inner: Any) -> None:
+    """`inner = silu(gate) * up` of a run of channels of one row; biases may be empty."""
+    for i in range(gate_bias.shape[0]):
+        gate[i] += gate_bias[i]
+        up[i] += up_bias[i]
+    for i in range(gate.shape[0]):
+        # Past -87 a sigmoid is 0 to float32 anyway.
+        weight = np.float32(1) / (np.float32(1) + exp(min(-gate[i], np.float32(87))))
+        inner[i] = narrow(gate[i] * weight * up[i], inner)
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+def _gate_up_phase(
+    counters: int, phase: int, weight: int, is_bf16: bool, length: int, x: int, num_inputs: int,
+    gate_up: Any, bias: Any, inner: Any,
+) -> None:  # fmt: skip
+    """Gate and up projection with their activation: a chunk is the same run of rows of both."""
+    size = inner.shape[1]
+    stride = length * (2 if is_bf16 else 4)
+    chunk_rows = rows_of_chunk(2 * stride)
+    num_chunks = -(-size // chunk_rows)
+    row_bytes = 8 * size
+    chunk = claim(counters, phase)
+    while chunk < num_chunks:
+        first = chunk * chunk_rows
+        end = min(first + chunk_rows, size)
+        for start in (first, size + first):
+            rows_times_inputs(
+                weight + start * stride, stride, is_bf16, length, x, num_inputs,
+                gate_up.ctypes.data + 4 * start, row_bytes, end - first,
+            )  # fmt: skip
+        for m in range(num_inputs):
+            has_bias = bias.shape[0] > 0
+            _gate(
+                gate_up[m, first:end], gate_up[m, size + first : size + end],
+                bias[first:end] if has_bias else bias[0:0],
+                bias[size + first : size + end] if has_bias else bias[0:0],
+                inner[m, first:end],
+            )  # fmt: skip
+        finish(counters, phase)
+        chunk = claim(counters, phase)
+    wait_for(counters, phase, num_chunks)
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+def _norm_phase(
+    counters: int, phase: int, num_inputs: int, hidden: Any, has_change: bool, change: Any,
+    bias: Any, weight: Any, eps: Any, normed: Any,
+) -> None:  # fmt: skip
+    """A phase of `_add_and_norm`, a chunk a row."""
+    added = hidden.shape[1] if has_change else 0
+    m = claim(counters, phase)
+    while m < num_inputs:
+        _add_and_norm(hidden[m], change[m, :added], bias[:added], weight, eps, normed[m])
+        finish(counters, phase)
+        m = claim(counters, phase)
+    wait_for(counters, phase, num_inputs)
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+def decode_job(
+    counters: int, member: int, num_inputs: int, weights: Any, is_bf16: bool, lm_head: int,
+    embedding: Any, input_norms: Any, post_norms: Any, query_norms: Any, key_norms: Any,
+    final_norm: Any, qkv_bias: Any, output_bias: Any, gate_up_bias: Any, down_bias: Any,
+    frequencies: Any, attention_factor: Any, eps: Any, scale: Any, kv_cache: Any, block_size: int,
+    input_ids: Any, positions: Any, slots: Any, block_tables: Any, hidden: Any, normed: Any,
+    queries: Any, attended: Any, heads: Any, inner: Any, qkv: Any, gate_up: Any, change: Any,
+    cos: Any, sin: Any, scores: Any, logits: Any,
+) -> None:  # fmt: skip
+    """Compute the logits of one position per row, `[M, V]` float32, as one member of the team.
+
+    Weights by address in `weights [L, 4]` int64 and `lm_head`; norms `[L, E]` or `[L, D]` and
+    biases `[L, n]` float32, of width 0 where the family has none. `embedding [V, E]` and
+    `kv_cache [L, 2, num_slots, K, D]` are float32, or bfloat16 as uint16. The batch is int32:
+    `input_ids`, `positions`, `slots`, `[M]`, `block_tables [M, W]`. The rest is scratch, with rows
+    up to `padded_rows(M)`: `normed [., E]`, `queries`, `heads` `[., H, D]` and `inner [., I]` in
+    the type that tiles take; `hidden`, `change` `[., E]`, `attended [., H, D]`,
+    `qkv [., (H + 2 K) D]`, `gate_up [., 2 I]`, `logits` float32; `cos`, `sin` `[., D / 2]`;
+    `scores [members, padded group, longest context]`.
+    """
+    num_heads, num_kv_heads, head_dim = heads.shape[1], kv_cache.shape[3], kv_cache.shape[4]
+    size, inner_size = hidden.shape[1], inner.shape[1]
+    m = claim(counters, 0)
+    while m < num_inputs:
+        _start_row(
+            input_ids[m], positions[m], embedding, frequencies, attention_factor, hidden[m],
+            cos[m], sin[m],
+        )  # fmt: skip
+        finish(counters, 0)
+        m = claim(counters, 0)
+    wait_for(counters, 0, num_inputs)
+    phase = 1
+    for layer in range(weights.shape[0]):
+        # Adds what the layer before left; the first layer has none before it.
+        _norm_phase(
+            counters, phase, num_inputs, hidden, layer > 0, change, down_bias[layer - 1],
+            input_norms[layer], eps, normed,
+        )  # fmt: skip
+        matmul_phase(
+            counters, phase + 1, weights[layer, QKV], is_bf16, qkv.shape[1], size,
+            normed.ctypes.data, num_inputs, qkv.ctypes.data,
+        )  # fmt: skip
+        num_units = num_inputs * num_kv_heads
+        unit = claim(counters, phase + 2)
+        while unit < num_units:
+            m = unit // num_kv_heads
+            _attend_group(
+                qkv[m], unit % num_kv_heads, num_heads, qkv_bias[layer], query_norms[layer],
+                key_norms[layer], eps, cos[m], sin[m], kv_cache[layer], is_bf16, slots[m],
+                block_tables[m], block_size, positions[m] + 1, scale, scores[member], queries[m],
+                attended[m], heads[m],
+            )  # fmt: skip
+            finish(counters, phase + 2)
+            unit = claim(counters, phase + 2)
+        wait_for(counters, phase + 2, num_units)
+        matmul_phase(
+            counters, phase + 3, weights[layer, OUTPUT], is_bf16, size, num_heads * head_dim,
+            heads.ctypes.data, num_inputs, change.ctypes.data,
+        )  # fmt: skip
+        _norm_phase(
+            counters, phase + 4, num_inputs, hidden, True, change, output_bias[layer],
+            post_norms[layer], eps, normed,
+        )  # fmt: skip
+        _gate_up_phase(
+            counters, phase + 5, weights[layer, GATE_UP], is_bf16, size, normed.ctypes.data,
+            num_inputs, gate_up, gate_up_bias[layer], inner,
+        )  # fmt: skip
+        matmul_phase(
+            counters, phase + 6, weights[layer, DOWN], is_bf16, size, inner_size,
+            inner.ctypes.data, num_inputs, change.ctypes.data,
+        )  # fmt: skip
+        phase += PHASES_PER_LAYER
+    _norm_phase(
+        counters, phase, num_inputs, hidden, True, change, down_bias[weights.shape[0] - 1],
+        final_norm, eps, normed,
+    )  # fmt: skip
+    matmul_phase(
+        counters, phase + 1, lm_head, is_bf16, logits.shape[1], size, normed.ctypes.data,
+        num_inputs, logits.ctypes.data,
+    )  # fmt: skip

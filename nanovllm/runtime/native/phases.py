@@ -1,0 +1,113 @@
+"""How threads share a job: by claiming chunks, never by waiting for one another to show up.
+
+A job is a row of phases, and a phase is a number of chunks. Every member of the team walks through
+the same phases: it claims chunks until none is left, and goes on when all are done, whoever did
+them. So a member that the system has put aside delays the others only if it holds a chunk just
+then. A barrier of OpenMP waits for every thread: where another program keeps one of two cores
+busy, a decode step with its 150 barriers was seen to take a second instead of ten milliseconds.
+
+Counters of the last few jobs are kept, so that a member that lags behind finds its job as it was:
+all claimed, nothing left to do.
+"""
+
+from typing import Any
+
+from numba import njit
+
+from nanovllm.runtime.native.atomics import fetch_add, give_way, load, pause, store
+
+NUM_SLOTS = 8
+"""Jobs whose counters are kept: a helper that lags further behind is waited for."""
+
+LINE = 8
+"""int64 in a cache line: counters that different threads write lie on lines of their own."""
+
+PHASE_WIDTH = 2 * LINE
+"""int64 of a phase's counters: chunks claimed on the first line, chunks done on the second."""
+
+# Places in the control block, a cache line each.
+POSTED = 0  # jobs posted so far; the newest is number `posted - 1`
+CLOSING = LINE  # not 0 when the helpers are to end
+FIRST_HELPER = 2 * LINE  # a line per helper: the job it is in or awaits, or `ASLEEP`
+
+ASLEEP = 2**62
+"""In place of a job's number: later than any job, so nobody waits for this helper."""
+
+SPINS_BEFORE_SLEEP = 50_000
+"""Looks for a job before a helper sleeps: a millisecond or two, longer than between two steps."""
+
+SPINS_BEFORE_GIVING_WAY = 500
+"""Looks for the end of a phase before letting the system run who holds the last chunk."""
+
+_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # numba has no types
+def claim(counters: int, phase: int) -> int:
+    """The next chunk of a phase; past the last one when none is left."""
+    return fetch_add(counters + 8 * phase * PHASE_WIDTH, 1)  # type: ignore[no-any-return]  # as above
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+def finish(counters: int, phase: int) -> None:
+    """Say that a claimed chunk is done."""
+    fetch_add(counters + 8 * (phase * PHASE_WIDTH + LINE), 1)
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+def wait_for(counters: int, phase: int, num_chunks: int) -> None:
+    """Wait until all chunks of a phase are done."""
+    done = counters + 8 * (phase * PHASE_WIDTH + LINE)
+    spins = 0
+    while load(done) < num_chunks:
+        pause()
+        spins += 1
+        if spins % SPINS_BEFORE_GIVING_WAY == 0:
+            give_way()
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+def prepare_job(control: int, num_helpers: int, counters: Any) -> int:
+    """Clear the counters of the next job's slot; returns the job's number.
+
+    `counters` is `[NUM_SLOTS, num_phases * PHASE_WIDTH]` int64. A helper that is still in the job
+    that had the slot before is waited for.
+    """
+    number = load(control + 8 * POSTED)
+    for helper in range(num_helpers):
+        place = control + 8 * (FIRST_HELPER + helper * LINE)
+        while load(place) <= number - NUM_SLOTS:
+            give_way()
+    counters[number % NUM_SLOTS] = 0
+    return number  # type: ignore[no-any-return]  # as above
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+def post_job(control: int, number: int) -> None:
+    """Let the helpers see the job of this number."""
+    store(control + 8 * POSTED, number + 1)
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+def await_job(control: int, helper: int, number: int) -> int:
+    """Wait for a job of this number or a later one.
+
+    Returns:
+        The number of a job to take part in; -1 to sleep.
+    """
+    place = control + 8 * (FIRST_HELPER + helper * LINE)
+    store(place, number)
+    for _ in range(SPINS_BEFORE_SLEEP):
+        posted = load(control + 8 * POSTED)
+        if posted > number:
+            if posted - number < NUM_SLOTS:
+                return number
+            # Too far behind: its slot may be another job's already. Take the newest one.
+            number = posted - 1
+            store(place, number)
+            continue
+        if load(control + 8 * CLOSING):
+            break
+        pause()
+    store(place, ASLEEP)
+    return -1
