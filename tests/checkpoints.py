@@ -12,8 +12,8 @@ VOCAB_SIZE = 320
 
 _COMMON = {
     "vocab_size": VOCAB_SIZE,
-    "hidden_size": 64,
-    "intermediate_size": 96,
+    "hidden_size": 128,
+    "intermediate_size": 160,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -25,7 +25,7 @@ _COMMON = {
 }
 
 FAMILIES = {
-    "llama": (transformers.LlamaConfig, {"head_dim": 32, "tie_word_embeddings": True}),
+    "llama": (transformers.LlamaConfig, {"head_dim": 64, "tie_word_embeddings": True}),
     "llama_biased": (transformers.LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
     "llama_linear": (
         transformers.LlamaConfig,
@@ -56,7 +56,7 @@ FAMILIES = {
             }
         },
     ),
-    "qwen3": (transformers.Qwen3Config, {"head_dim": 32}),
+    "qwen3": (transformers.Qwen3Config, {"head_dim": 64}),
     "mistral": (transformers.MistralConfig, {"sliding_window": None, "num_key_value_heads": 1}),
 }
 """Name -> (config class, what differs from the common part)."""

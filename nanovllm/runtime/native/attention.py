@@ -66,7 +66,7 @@ def softmax(scores: Any, count: int, scale: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]  # as above
 def attend(
-    query: int, group: int, head_dim: int, keys: int, values: int, is_bf16: bool, stride: int,
+    query: int, group: int, head_dim: int, keys: int, values: int, bf16: int | None, stride: int,
     table: Any, block_size: int, num_context: int, scale: Any, scores: Any, out: Any,
 ) -> None:  # fmt: skip
     """Attend from one position with the heads of one group.
@@ -77,7 +77,7 @@ def attend(
         head_dim: `D`.
         keys: Address of the head's key in slot 0.
         values: Address of the head's value in slot 0.
-        is_bf16: Type of the cache: bfloat16, or else float32.
+        bf16: None if the cache is float32, 1 if it is bfloat16.
         stride: Bytes from one slot to the next.
         table: `[W]` int32, the sequence's block table.
         block_size: Positions a block.
@@ -91,7 +91,7 @@ def attend(
         count = min(block_size, num_context - start)
         block = keys + table[start // block_size] * block_size * stride
         to = scores.ctypes.data + 4 * start
-        rows_times_inputs(block, stride, is_bf16, head_dim, query, group, to, row_bytes, count)
+        rows_times_inputs(block, stride, bf16, head_dim, query, group, to, row_bytes, count)
     for head in range(group):
         softmax(scores[head], num_context, scale)
         out[head, :] = np.float32(0)
@@ -99,38 +99,38 @@ def attend(
         count = min(block_size, num_context - start)
         block = values + table[start // block_size] * block_size * stride
         _add_values(
-            block, is_bf16, stride, scores.ctypes.data + 4 * start, row_bytes,
+            block, bf16, stride, scores.ctypes.data + 4 * start, row_bytes,
             out.ctypes.data, group, head_dim, count,
         )  # fmt: skip
 
 
 @njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]  # as above
 def _add_values(
-    values: int, is_bf16: bool, stride: int, weights: int, weights_stride: int, out: int,
+    values: int, bf16: int | None, stride: int, weights: int, weights_stride: int, out: int,
     group: int, head_dim: int, count: int,
 ) -> None:  # fmt: skip
     """Add the weighted values of one block to the outputs of all heads of a group."""
     out_stride = 4 * head_dim
-    value_bytes = 2 if is_bf16 else 4
+    value_bytes = 2 if bf16 is not None else 4
     for channel in range(0, head_dim, HEAD_DIM_MULTIPLE):
         v = values + channel * value_bytes
         head = 0
         while head < group:
             w, to = weights + head * weights_stride, out + head * out_stride + 4 * channel
             if group - head >= 4:
-                if is_bf16:
+                if bf16 is not None:
                     bf16_sum_4(v, stride, w, weights_stride, to, out_stride, count)
                 else:
                     f32_sum_4(v, stride, w, weights_stride, to, out_stride, count)
                 head += 4
             elif group - head >= 2:
-                if is_bf16:
+                if bf16 is not None:
                     bf16_sum_2(v, stride, w, weights_stride, to, out_stride, count)
                 else:
                     f32_sum_2(v, stride, w, weights_stride, to, out_stride, count)
                 head += 2
             else:
-                if is_bf16:
+                if bf16 is not None:
                     bf16_sum_1(v, stride, w, weights_stride, to, out_stride, count)
                 else:
                     f32_sum_1(v, stride, w, weights_stride, to, out_stride, count)

@@ -47,7 +47,7 @@ def padded_rows(num_inputs: int) -> int:
 
 @njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # numba has no types
 def rows_times_inputs(
-    weight: int, stride: int, is_bf16: bool, length: int, x: int, num_inputs: int, y: int,
+    weight: int, stride: int, bf16: int | None, length: int, x: int, num_inputs: int, y: int,
     y_stride: int, num_rows: int,
 ) -> None:  # fmt: skip
     """Multiply some weight rows with every input.
@@ -55,7 +55,8 @@ def rows_times_inputs(
     Args:
         weight: Address of the first row.
         stride: Bytes from one row to the next.
-        is_bf16: Whether the weight is bfloat16 or else float32.
+        bf16: None if the weight is float32, 1 if it is bfloat16. Numba compiles only the branch
+            that the argument's type leaves.
         length: `K`.
         x: Address of the inputs, bfloat16 where `INPUTS_ARE_BF16` and the weight is, else float32.
         num_inputs: `M`.
@@ -63,18 +64,18 @@ def rows_times_inputs(
         y_stride: Bytes from one input's outputs to the next one's.
         num_rows: Weight rows to multiply.
     """
-    x_stride = length * (2 if is_bf16 and INPUTS_ARE_BF16 else 4)
+    x_stride = length * (2 if bf16 is not None and INPUTS_ARE_BF16 else 4)
     if num_inputs == 1:
         for n in range(num_rows):
             w, to = weight + n * stride, y + 4 * n
-            if is_bf16:
+            if bf16 is not None:
                 bf16_1x1(w, stride, x, x_stride, to, y_stride, length)
             else:
                 f32_1x1(w, stride, x, x_stride, to, y_stride, length)
     elif num_inputs == 2:
         for n in range(num_rows):
             w, to = weight + n * stride, y + 4 * n
-            if is_bf16:
+            if bf16 is not None:
                 bf16_1x2(w, stride, x, x_stride, to, y_stride, length)
             else:
                 f32_1x2(w, stride, x, x_stride, to, y_stride, length)
@@ -82,13 +83,13 @@ def rows_times_inputs(
         whole = num_rows // ROWS_OF_FOUR * ROWS_OF_FOUR
         for n in range(0, whole, ROWS_OF_FOUR):
             w, to = weight + n * stride, y + 4 * n
-            if is_bf16:
+            if bf16 is not None:
                 bf16_rx4(w, stride, x, x_stride, to, y_stride, length)
             else:
                 f32_rx4(w, stride, x, x_stride, to, y_stride, length)
         for n in range(whole, num_rows):
             w, to = weight + n * stride, y + 4 * n
-            if is_bf16:
+            if bf16 is not None:
                 bf16_1x4(w, stride, x, x_stride, to, y_stride, length)
             else:
                 f32_1x4(w, stride, x, x_stride, to, y_stride, length)
@@ -97,14 +98,14 @@ def rows_times_inputs(
         for n in range(0, whole, ROWS_OF_EIGHT):
             for m in range(0, num_inputs, 8):
                 w, of, to = weight + n * stride, x + m * x_stride, y + 4 * n + m * y_stride
-                if is_bf16:
+                if bf16 is not None:
                     bf16_rx8(w, stride, of, x_stride, to, y_stride, length)
                 else:
                     f32_rx8(w, stride, of, x_stride, to, y_stride, length)
         for n in range(whole, num_rows):
             for m in range(0, num_inputs, 8):
                 w, of, to = weight + n * stride, x + m * x_stride, y + 4 * n + m * y_stride
-                if is_bf16:
+                if bf16 is not None:
                     bf16_1x8(w, stride, of, x_stride, to, y_stride, length)
                 else:
                     f32_1x8(w, stride, of, x_stride, to, y_stride, length)
@@ -119,18 +120,18 @@ def rows_of_chunk(stride: int) -> int:
 
 @njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
 def matmul_phase(
-    counters: int, phase: int, weight: int, is_bf16: bool, num_rows: int, length: int, x: int,
+    counters: int, phase: int, weight: int, bf16: int | None, num_rows: int, length: int, x: int,
     num_inputs: int, y: int,
 ) -> None:  # fmt: skip
     """A phase that multiplies a whole weight, `[N, K]`; `y` is `[padded M, N]`."""
-    stride = length * (2 if is_bf16 else 4)
+    stride = length * (2 if bf16 is not None else 4)
     chunk_rows = rows_of_chunk(stride)
     num_chunks = -(-num_rows // chunk_rows)
     chunk = claim(counters, phase)
     while chunk < num_chunks:
         first = chunk * chunk_rows
         rows_times_inputs(
-            weight + first * stride, stride, is_bf16, length, x, num_inputs, y + 4 * first,
+            weight + first * stride, stride, bf16, length, x, num_inputs, y + 4 * first,
             4 * num_rows, min(chunk_rows, num_rows - first),
         )  # fmt: skip
         finish(counters, phase)

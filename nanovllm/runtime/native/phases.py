@@ -28,7 +28,8 @@ PHASE_WIDTH = 2 * LINE
 # Places in the control block, a cache line each.
 POSTED = 0  # jobs posted so far; the newest is number `posted - 1`
 CLOSING = LINE  # not 0 when the helpers are to end
-FIRST_HELPER = 2 * LINE  # a line per helper: the job it is in or awaits, or `ASLEEP`
+NUM_HELPERS = 2 * LINE
+FIRST_HELPER = 3 * LINE  # a line per helper: the job it is in or awaits, or `ASLEEP`
 
 ASLEEP = 2**62
 """In place of a job's number: later than any job, so nobody waits for this helper."""
@@ -67,14 +68,14 @@ def wait_for(counters: int, phase: int, num_chunks: int) -> None:
 
 
 @njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
-def prepare_job(control: int, num_helpers: int, counters: Any) -> int:
+def prepare_job(control: int, counters: Any) -> int:
     """Clear the counters of the next job's slot; returns the job's number.
 
     `counters` is `[NUM_SLOTS, num_phases * PHASE_WIDTH]` int64. A helper that is still in the job
     that had the slot before is waited for.
     """
     number = load(control + 8 * POSTED)
-    for helper in range(num_helpers):
+    for helper in range(load(control + 8 * NUM_HELPERS)):
         place = control + 8 * (FIRST_HELPER + helper * LINE)
         while load(place) <= number - NUM_SLOTS:
             give_way()
@@ -89,13 +90,13 @@ def post_job(control: int, number: int) -> None:
 
 
 @njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
-def await_job(control: int, helper: int, number: int) -> int:
-    """Wait for a job of this number or a later one.
+def await_job(control: int, member: int, number: int) -> int:
+    """Wait for a job of this number or a later one; member 0 is the caller, 1 the first helper.
 
     Returns:
         The number of a job to take part in; -1 to sleep.
     """
-    place = control + 8 * (FIRST_HELPER + helper * LINE)
+    place = control + 8 * (FIRST_HELPER + (member - 1) * LINE)
     store(place, number)
     for _ in range(SPINS_BEFORE_SLEEP):
         posted = load(control + 8 * POSTED)

@@ -1,7 +1,8 @@
-"""A whole decode step as one compiled job: token ids and positions in, logits out.
+"""A whole model step as one compiled job: token ids and positions in, logits out.
 
-Every member of the team calls `decode_job` and walks through the same phases (see `phases`). It
-releases the GIL and allocates nothing. Residuals, norms, rope, softmax and sums are float32
+Every member of the team calls `forward_job` and walks through the same phases (see `phases`). It
+releases the GIL and allocates nothing. Decodes and prefills are the same to it: positions that
+know which row's blocks hold what they attend to. Residuals, norms, rope, softmax and sums are float32
 whatever the weights are; what a matrix product reads is rounded to the weights' type.
 """
 
@@ -18,13 +19,13 @@ from nanovllm.runtime.native.values import narrow, widen
 # Columns of the table of weight addresses, a row a layer.
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
 
-PHASES_PER_LAYER = 7
+PHASES_PER_LAYER = 8
 
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
 def num_phases(num_layers: int) -> int:
-    """Phases of a decode job."""
+    """Phases of a job."""
     return 1 + PHASES_PER_LAYER * num_layers + 2  # embedding; layers; final norm and lm head
 
 
@@ -90,40 +91,48 @@ def _store(source: Any, bias: Any, target: Any) -> None:
 
 
 @njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
-def _attend_group(
-    qkv: Any, kv_head: int, num_heads: int, bias: Any, query_norm: Any, key_norm: Any, eps: Any,
-    cos: Any, sin: Any, cache: Any, is_bf16: bool, slot: int, table: Any, block_size: int,
-    num_context: int, scale: Any, scores: Any, queries: Any, attended: Any, out: Any,
+def _prepare_heads(
+    qkv: Any, num_heads: int, bias: Any, query_norm: Any, key_norm: Any, eps: Any, cos: Any,
+    sin: Any, cache: Any, slot: int, queries: Any,
 ) -> None:  # fmt: skip
-    """One row's query heads that share a key/value head: prepare, store K/V, attend.
+    """One position's heads: bias, norm and rope; queries to `queries`, K/V to their slot.
 
-    `qkv [(H + 2 K) D]`, `cache [2, num_slots, K, D]`; `queries`, `out` `[H, D]` in the type that
-    tiles take, `attended [H, D]` float32.
+    `qkv [(H + 2 K) D]` float32, `cache [2, num_slots, K, D]`, `queries [H, D]` in the type that
+    tiles take.
     """
     num_kv_heads, size = cache.shape[2], cache.shape[3]
-    group = num_heads // num_kv_heads
+    num_both = num_heads + num_kv_heads
+    has_bias = bias.shape[0] > 0
+    for head in range(num_both + num_kv_heads):
+        first, end = head * size, (head + 1) * size
+        one = qkv[first:end]
+        one_bias = bias[first:end] if has_bias else bias[0:0]
+        if head < num_heads:
+            _prepare_head(one, one_bias, query_norm, eps, cos, sin)
+            _store(one, bias[0:0], queries[head])
+        elif head < num_both:
+            _prepare_head(one, one_bias, key_norm, eps, cos, sin)
+            _store(one, bias[0:0], cache[0, slot, head - num_heads])
+        else:
+            _store(one, one_bias, cache[1, slot, head - num_both])
+
+
+@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+def _attend_group(
+    queries: Any, kv_head: int, cache: Any, bf16: int | None, table: Any, block_size: int,
+    num_context: int, scale: Any, scores: Any, attended: Any, out: Any,
+) -> None:  # fmt: skip
+    """One position's query heads that share a key/value head: `queries`, `out` `[H, D]`."""
+    num_kv_heads, size = cache.shape[2], cache.shape[3]
+    group = queries.shape[0] // num_kv_heads
     first = kv_head * group
-    key, value = num_heads + kv_head, num_heads + num_kv_heads + kv_head
-    no_bias = bias.shape[0] == 0
-    for head in range(first, first + group):
-        span = slice(head * size, (head + 1) * size)
-        one = qkv[span]
-        _prepare_head(one, bias[0:0] if no_bias else bias[span], query_norm, eps, cos, sin)
-        for i in range(size):
-            queries[head, i] = narrow(one[i], queries)
-    span = slice(key * size, (key + 1) * size)
-    _prepare_head(qkv[span], bias[0:0] if no_bias else bias[span], key_norm, eps, cos, sin)
-    _store(qkv[span], bias[0:0], cache[0, slot, kv_head])
-    span = slice(value * size, (value + 1) * size)
-    _store(qkv[span], bias[0:0] if no_bias else bias[span], cache[1, slot, kv_head])
     attend(
         queries[first:].ctypes.data, group, size, cache[0, 0, kv_head].ctypes.data,
-        cache[1, 0, kv_head].ctypes.data, is_bf16, num_kv_heads * size * cache.itemsize, table,
-        block_size, num_context, scale, scores, attended[first : first + group],
+        cache[1, 0, kv_head].ctypes.data, bf16, num_kv_heads * size * cache.itemsize, table,
+        block_size, num_context, scale, scores, attended,
     )  # fmt: skip
-    for head in range(first, first + group):
-        for i in range(size):
-            out[head, i] = narrow(attended[head, i], out)
+    for head in range(group):
+        _store(attended[head], attended[head, 0:0], out[first + head])
 
 
 @njit(**FAST)  # type: ignore[untyped-decorator]  # as above
@@ -140,12 +149,12 @@ def _gate(gate: Any, up: Any, gate_bias: Any, up_bias: Any, inner: Any) -> None:
 
 @njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
 def _gate_up_phase(
-    counters: int, phase: int, weight: int, is_bf16: bool, length: int, x: int, num_inputs: int,
+    counters: int, phase: int, weight: int, bf16: int | None, length: int, x: int, num_inputs: int,
     gate_up: Any, bias: Any, inner: Any,
 ) -> None:  # fmt: skip
     """Gate and up projection with their activation: a chunk is the same run of rows of both."""
     size = inner.shape[1]
-    stride = length * (2 if is_bf16 else 4)
+    stride = length * (2 if bf16 is not None else 4)
     chunk_rows = rows_of_chunk(2 * stride)
     num_chunks = -(-size // chunk_rows)
     row_bytes = 8 * size
@@ -155,7 +164,7 @@ def _gate_up_phase(
         end = min(first + chunk_rows, size)
         for start in (first, size + first):
             rows_times_inputs(
-                weight + start * stride, stride, is_bf16, length, x, num_inputs,
+                weight + start * stride, stride, bf16, length, x, num_inputs,
                 gate_up.ctypes.data + 4 * start, row_bytes, end - first,
             )  # fmt: skip
         for m in range(num_inputs):
@@ -187,25 +196,26 @@ def _norm_phase(
 
 
 @njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
-def decode_job(
-    counters: int, member: int, num_inputs: int, weights: Any, is_bf16: bool, lm_head: int,
-    embedding: Any, input_norms: Any, post_norms: Any, query_norms: Any, key_norms: Any,
-    final_norm: Any, qkv_bias: Any, output_bias: Any, gate_up_bias: Any, down_bias: Any,
-    frequencies: Any, attention_factor: Any, eps: Any, scale: Any, kv_cache: Any, block_size: int,
-    input_ids: Any, positions: Any, slots: Any, block_tables: Any, hidden: Any, normed: Any,
-    queries: Any, attended: Any, heads: Any, inner: Any, qkv: Any, gate_up: Any, change: Any,
-    cos: Any, sin: Any, scores: Any, logits: Any,
+def forward_job(
+    counters: int, member: int, num_inputs: int, num_logits: int, bf16: int | None, weights: Any,
+    lm_head: int, embedding: Any, input_norms: Any, post_norms: Any, query_norms: Any,
+    key_norms: Any, final_norm: Any, qkv_bias: Any, output_bias: Any, gate_up_bias: Any,
+    down_bias: Any, frequencies: Any, attention_factor: Any, eps: Any, scale: Any, kv_cache: Any,
+    block_size: int, input_ids: Any, positions: Any, slots: Any, rows: Any, block_tables: Any,
+    logits_indices: Any, hidden: Any, normed: Any, queries: Any, attended: Any, heads: Any,
+    inner: Any, qkv: Any, gate_up: Any, change: Any, cos: Any, sin: Any, scores: Any, logits: Any,
 ) -> None:  # fmt: skip
-    """Compute the logits of one position per row, `[M, V]` float32, as one member of the team.
+    """Compute `T = num_inputs` positions, and the logits of `R` of them, as one member.
 
     Weights by address in `weights [L, 4]` int64 and `lm_head`; norms `[L, E]` or `[L, D]` and
     biases `[L, n]` float32, of width 0 where the family has none. `embedding [V, E]` and
     `kv_cache [L, 2, num_slots, K, D]` are float32, or bfloat16 as uint16. The batch is int32:
-    `input_ids`, `positions`, `slots`, `[M]`, `block_tables [M, W]`. The rest is scratch, with rows
-    up to `padded_rows(M)`: `normed [., E]`, `queries`, `heads` `[., H, D]` and `inner [., I]` in
-    the type that tiles take; `hidden`, `change` `[., E]`, `attended [., H, D]`,
-    `qkv [., (H + 2 K) D]`, `gate_up [., 2 I]`, `logits` float32; `cos`, `sin` `[., D / 2]`;
-    `scores [members, padded group, longest context]`.
+    `input_ids`, `positions`, `slots`, `rows [T]` (whose row of `block_tables [S, W]` a position
+    reads), `logits_indices [R]`. The rest is scratch, with rows up to `padded_rows(T)`:
+    `normed [., E]`, `queries`, `heads` `[., H, D]` and `inner [., I]` in the type that tiles take;
+    `hidden`, `change` `[., E]`, `qkv [., (H + 2 K) D]`, `gate_up [., 2 I]` float32; `cos`, `sin`
+    `[., D / 2]`; a member's own `attended [members, group, D]` and
+    `scores [members, padded group, longest context]`; `logits [padded R, V]` float32.
     """
     num_heads, num_kv_heads, head_dim = heads.shape[1], kv_cache.shape[3], kv_cache.shape[4]
     size, inner_size = hidden.shape[1], inner.shape[1]
@@ -226,44 +236,56 @@ def decode_job(
             input_norms[layer], eps, normed,
         )  # fmt: skip
         matmul_phase(
-            counters, phase + 1, weights[layer, QKV], is_bf16, qkv.shape[1], size,
+            counters, phase + 1, weights[layer, QKV], bf16, qkv.shape[1], size,
             normed.ctypes.data, num_inputs, qkv.ctypes.data,
         )  # fmt: skip
+        m = claim(counters, phase + 2)
+        while m < num_inputs:
+            _prepare_heads(
+                qkv[m], num_heads, qkv_bias[layer], query_norms[layer], key_norms[layer], eps,
+                cos[m], sin[m], kv_cache[layer], slots[m], queries[m],
+            )  # fmt: skip
+            finish(counters, phase + 2)
+            m = claim(counters, phase + 2)
+        wait_for(counters, phase + 2, num_inputs)
         num_units = num_inputs * num_kv_heads
-        unit = claim(counters, phase + 2)
+        unit = claim(counters, phase + 3)
         while unit < num_units:
             m = unit // num_kv_heads
             _attend_group(
-                qkv[m], unit % num_kv_heads, num_heads, qkv_bias[layer], query_norms[layer],
-                key_norms[layer], eps, cos[m], sin[m], kv_cache[layer], is_bf16, slots[m],
-                block_tables[m], block_size, positions[m] + 1, scale, scores[member], queries[m],
-                attended[m], heads[m],
+                queries[m], unit % num_kv_heads, kv_cache[layer], bf16, block_tables[rows[m]],
+                block_size, positions[m] + 1, scale, scores[member], attended[member], heads[m],
             )  # fmt: skip
-            finish(counters, phase + 2)
-            unit = claim(counters, phase + 2)
-        wait_for(counters, phase + 2, num_units)
+            finish(counters, phase + 3)
+            unit = claim(counters, phase + 3)
+        wait_for(counters, phase + 3, num_units)
         matmul_phase(
-            counters, phase + 3, weights[layer, OUTPUT], is_bf16, size, num_heads * head_dim,
+            counters, phase + 4, weights[layer, OUTPUT], bf16, size, num_heads * head_dim,
             heads.ctypes.data, num_inputs, change.ctypes.data,
         )  # fmt: skip
         _norm_phase(
-            counters, phase + 4, num_inputs, hidden, True, change, output_bias[layer],
+            counters, phase + 5, num_inputs, hidden, True, change, output_bias[layer],
             post_norms[layer], eps, normed,
         )  # fmt: skip
         _gate_up_phase(
-            counters, phase + 5, weights[layer, GATE_UP], is_bf16, size, normed.ctypes.data,
+            counters, phase + 6, weights[layer, GATE_UP], bf16, size, normed.ctypes.data,
             num_inputs, gate_up, gate_up_bias[layer], inner,
         )  # fmt: skip
         matmul_phase(
-            counters, phase + 6, weights[layer, DOWN], is_bf16, size, inner_size,
+            counters, phase + 7, weights[layer, DOWN], bf16, size, inner_size,
             inner.ctypes.data, num_inputs, change.ctypes.data,
         )  # fmt: skip
         phase += PHASES_PER_LAYER
-    _norm_phase(
-        counters, phase, num_inputs, hidden, True, change, down_bias[weights.shape[0] - 1],
-        final_norm, eps, normed,
-    )  # fmt: skip
+    r = claim(counters, phase)
+    while r < num_logits:
+        m = logits_indices[r]
+        _add_and_norm(
+            hidden[m], change[m], down_bias[weights.shape[0] - 1], final_norm, eps, normed[r]
+        )
+        finish(counters, phase)
+        r = claim(counters, phase)
+    wait_for(counters, phase, num_logits)
     matmul_phase(
-        counters, phase + 1, lm_head, is_bf16, logits.shape[1], size, normed.ctypes.data,
-        num_inputs, logits.ctypes.data,
+        counters, phase + 1, lm_head, bf16, logits.shape[1], size, normed.ctypes.data,
+        num_logits, logits.ctypes.data,
     )  # fmt: skip
