@@ -1,8 +1,11 @@
 """The composition root: from a model's name and options to an engine that runs."""
 
+import importlib.util
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 
 import attrs
@@ -15,23 +18,25 @@ from nanovllm.config import (
     ModelFacts,
     ResolvedConfig,
     resolve,
-    resolve_dtype,
 )
 from nanovllm.engine import Engine, StepRecord
 from nanovllm.errors import ConfigError
 from nanovllm.hub import FilesKind, ModelFiles, find_model
 from nanovllm.model.checkpoint import Checkpoint
 from nanovllm.model.config import ModelConfig, read_model_config, read_token_ids
+from nanovllm.model.decoder import Decoder
 from nanovllm.model.gguf_checkpoint import GgufCheckpoint
+from nanovllm.model.linear import PlainLinear, make_packed
 from nanovllm.model.safetensors_checkpoint import open_folder
 from nanovllm.model.weights import DTYPES, load_decoder
 from nanovllm.prompts import PromptReader
-from nanovllm.runtime.executor import TorchExecutor
+from nanovllm.runtime.executor import Executor, TorchExecutor
 from nanovllm.runtime.kv_cache import allocate_kv_cache
+from nanovllm.runtime.threads import usable_threads
 from nanovllm.text.tokenizer import Tokenizer, load_tokenizer
 
-QUIET_LOAD_S = 1.0
-"""Loading says what it is doing only when it takes longer than this."""
+QUIET_S = 1.0
+"""What takes longer than this says on standard error what it is doing."""
 
 
 def build_engine(
@@ -49,25 +54,48 @@ def build_engine(
     if not config.skip_tokenizer_init:
         tokenizer = load_tokenizer(files, tokenizer=config.tokenizer)
     model_facts = read_model_facts(checkpoint, model_config, tokenizer)
-    resolve(config, model_facts, read_device_facts(device))  # to refuse before loading
-    dtype = DTYPES[resolve_dtype(config, model_facts, read_device_facts(device))]
+    # Twice: before anything big is loaded, to refuse what can't work, and after, when what is
+    # left of the memory is the K/V cache's.
+    expected = resolve(config, model_facts, read_device_facts(device, model_config))
     decoder = load_decoder(
-        checkpoint, model_config, dtype=dtype, device=device, progress=_LoadProgress(files.name)
-    )
-    # Now that the weights are there, what is left is the K/V cache's.
-    resolved: ResolvedConfig = resolve(config, model_facts, read_device_facts(device))
-    kv_cache = allocate_kv_cache(
+        checkpoint,
         model_config,
-        num_blocks=resolved.num_kvcache_blocks,
-        block_size=resolved.kvcache_block_size,
-        dtype=dtype,
+        dtype=DTYPES[expected.dtype],
         device=device,
+        make_linear=PlainLinear if expected.attention_backend == "native" else make_packed,
+        progress=_LoadProgress(files.name),
     )
-    executor = TorchExecutor(
-        decoder, kv_cache, block_size=resolved.kvcache_block_size, device=device
-    )
+    resolved = resolve(config, model_facts, read_device_facts(device, model_config))
+    executor = _make_executor(decoder, resolved, device)
     reader = PromptReader(tokenizer, model_config.vocab_size, resolved.max_model_len)
     return Engine(resolved, executor, tokenizer, on_step), reader
+
+
+def _make_executor(decoder: Decoder, config: ResolvedConfig, device: torch.device) -> Executor:
+    kv_cache = allocate_kv_cache(
+        decoder.config,
+        num_blocks=config.num_kvcache_blocks,
+        block_size=config.kvcache_block_size,
+        dtype=DTYPES[config.dtype],
+        device=device,
+    )
+    if config.attention_backend == "torch":
+        return TorchExecutor(decoder, kv_cache, block_size=config.kvcache_block_size, device=device)
+    # Delayed: Numba is an extra, and takes a while to import.
+    from nanovllm.runtime.native.executor import NativeExecutor
+    from nanovllm.runtime.native.program import NativeProgram
+
+    with _said_if_slow("compiling the CPU kernels, once on this machine (about 10 s)"):
+        program = NativeProgram(
+            decoder,
+            kv_cache,
+            block_size=config.kvcache_block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            num_threads=usable_threads(),
+        )
+    return NativeExecutor(program)
 
 
 def find_device(name: str) -> torch.device:
@@ -98,19 +126,34 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def read_device_facts(device: torch.device) -> DeviceFacts:
-    """Measure a device."""
+def read_device_facts(device: torch.device, model: ModelConfig) -> DeviceFacts:
+    """Measure a device, and see whether the model can run natively on it."""
     if device.type == "cpu":
         memory = psutil.virtual_memory()
+        obstacle = _native_obstacle(model)
         fast = {"float32"}
-        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        # The native kernels are bound by memory, and bfloat16 halves what they read.
+        if obstacle is None or torch.ops.mkldnn._is_mkldnn_bf16_supported():
             fast.add("bfloat16")
-        return DeviceFacts("cpu", memory.total, memory.available, frozenset(fast))
+        return DeviceFacts("cpu", memory.total, memory.available, frozenset(fast), obstacle)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     fast = {"float16", "float32"}
     if torch.cuda.get_device_capability(device) >= (8, 0):  # bfloat16 arrived with Ampere
         fast.add("bfloat16")
-    return DeviceFacts(str(device), total_bytes, free_bytes, frozenset(fast))
+    obstacle = "it is for CPUs"
+    return DeviceFacts(str(device), total_bytes, free_bytes, frozenset(fast), obstacle)
+
+
+def _native_obstacle(model: ModelConfig) -> str | None:
+    """Why the model can't run natively on this CPU."""
+    if importlib.util.find_spec("numba") is None:
+        return "Numba is not installed (pip install 'nanovllm[cpu]')"
+    try:
+        # Delayed: Numba is an extra, and takes a while to import.
+        from nanovllm.runtime.native.program import native_obstacle
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with a Numba, torch still works
+        return f"Numba fails to load ({type(error).__name__}: {error})"
+    return native_obstacle(model)
 
 
 def open_checkpoint(files: ModelFiles) -> Checkpoint:
@@ -140,6 +183,18 @@ def read_model_facts(
     )
 
 
+@contextmanager
+def _said_if_slow(message: str) -> Iterator[None]:
+    """Write a line to standard error if the block takes long enough to wonder."""
+    timer = threading.Timer(QUIET_S, lambda: sys.stderr.write(message + "\n"))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 @attrs.define
 class _LoadProgress:
     """Says on standard error how far loading is, if it takes long enough to wonder."""
@@ -149,6 +204,6 @@ class _LoadProgress:
 
     def __call__(self, done: int, total: int) -> None:
         now_s = time.perf_counter()
-        if now_s - self._said_s > QUIET_LOAD_S:
+        if now_s - self._said_s > QUIET_S:
             self._said_s = now_s
             sys.stderr.write(f"loading {self.name}: layer {done} of {total}\n")

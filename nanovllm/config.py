@@ -12,6 +12,9 @@ import attrs
 from nanovllm.core.state import SchedulerLimits
 from nanovllm.errors import ConfigError
 
+BACKENDS = ("native", "torch")
+"""How a step is computed. "native": whole, by code compiled for this CPU. "torch": plain torch."""
+
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
 
 CPU_BLOCK_SIZE = 16
@@ -52,7 +55,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         "batch sizes >= 1, or None",
     ),
     "enable_prefix_caching": _FLAG,
-    "attention_backend": (lambda v: v in ("auto", "torch"), "'auto' or 'torch'"),
+    "attention_backend": (lambda v: v in ("auto", *BACKENDS), f"'auto' or one of {BACKENDS}"),
     "tensor_parallel_size": (lambda v: _is_count(v) and v == 1, "1: one device per engine"),
     "seed": (lambda v: isinstance(v, int) and not isinstance(v, bool), "an integer"),
     "skip_tokenizer_init": _FLAG,
@@ -149,12 +152,14 @@ class DeviceFacts:
         total_bytes: Memory of the device.
         free_bytes: What nobody uses of it.
         fast_dtypes: Types that the device multiplies at full speed.
+        native_obstacle: Why the model can't run natively here; None if it can.
     """
 
     device: str
     total_bytes: int
     free_bytes: int
     fast_dtypes: frozenset[str]
+    native_obstacle: str | None
 
     @property
     def is_cpu(self) -> bool:
@@ -235,12 +240,30 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
         kvcache_block_size=block_size,
         num_kvcache_blocks=num_blocks,
         kv_cache_bytes=num_blocks * block_bytes,
-        attention_backend="torch",
+        attention_backend=_resolve_backend(config, device, dtype, notes),
         enable_prefix_caching=config.enable_prefix_caching,
         eos_token_ids=model.eos_token_ids,
         seed=config.seed,
         notes=tuple(notes),
     )
+
+
+def _resolve_backend(
+    config: EngineConfig, device: DeviceFacts, dtype: str, notes: list[str]
+) -> str:
+    obstacle = device.native_obstacle
+    if obstacle is None and dtype == "float16":
+        obstacle = "it computes in float32 and bfloat16, not in float16"
+    if config.attention_backend == "native" and obstacle is not None:
+        raise ConfigError(f"`attention_backend` is 'native' but {obstacle}; use 'auto' or 'torch'.")
+    if config.attention_backend != "auto":
+        notes.append(f"backend {config.attention_backend}: as asked")
+        return config.attention_backend
+    if obstacle is not None:
+        notes.append(f"backend torch: the native one can't be used, {obstacle}")
+        return "torch"
+    notes.append("backend native: the fastest on a CPU")
+    return "native"
 
 
 def _why_dtype(config: EngineConfig, model: ModelFacts, dtype: str) -> str:

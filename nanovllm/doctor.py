@@ -9,10 +9,25 @@ import attrs
 import psutil
 import torch
 
-from nanovllm.builtin_model import SMOLLM2_135M, cache_folder, cached_file
 from nanovllm.build import find_device, read_device_facts
+from nanovllm.builtin_model import SMOLLM2_135M, cache_folder, cached_file
 from nanovllm.config import EngineConfig, ModelFacts, resolve
 from nanovllm.errors import ConfigError
+from nanovllm.model.config import read_model_config
+from nanovllm.runtime.threads import usable_threads
+
+SMOLLM2_SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "dtype": "bfloat16",
+}
+"""What the built-in model's config says, so that it need not be fetched for this."""
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numba", "triton", "flash-attn", "nvidia-ml-py")
 
@@ -68,20 +83,22 @@ def _builtin() -> str:
 
 
 def _choices() -> Iterator[Finding]:
-    """What the engine would decide here for a model in bfloat16."""
-    model = ModelFacts(
-        max_position_embeddings=8192,
+    """What the engine would decide here for the built-in model's shape."""
+    config = read_model_config(SMOLLM2_SHAPE, source="smollm2-135m")
+    facts = ModelFacts(
+        max_position_embeddings=config.max_position_embeddings,
         sliding_window=None,
-        kv_values_per_token=2 * 30 * 3 * 64,
-        dtype="bfloat16",
+        kv_values_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim,
+        dtype=config.dtype,
         eos_token_ids=frozenset(),
     )
+    device = find_device("auto")
     try:
-        resolved = resolve(EngineConfig(), model, read_device_facts(find_device("auto")))
+        resolved = resolve(EngineConfig(), facts, read_device_facts(device, config))
     except ConfigError as error:
-        yield Finding("choices", str(error))
+        yield Finding("smollm2-135m", str(error))
         return
-    yield Finding("device", f"{resolved.device}, the first that is there of cuda and cpu")
-    yield Finding("attention", f"{resolved.attention_backend}: plain torch, paged")
+    yield Finding("device", f"{resolved.device}: the first that is there of cuda and cpu")
+    yield Finding("threads", f"{usable_threads()}: by affinity, control group and cores")
     for note in resolved.notes:
-        yield Finding("for smollm2-135m", note)
+        yield Finding("smollm2-135m", note)

@@ -1,5 +1,6 @@
 """Linear layers: one weight, multiplied the fastest way that the device has."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -13,6 +14,10 @@ class Linear(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply."""
+
+
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""From weight `[out, in]` and bias `[out]` or None."""
 
 
 class PlainLinear:
@@ -46,8 +51,8 @@ class PackedLinear:
         return result
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """The fastest linear layer for a weight's device and type."""
+def make_packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """The fastest linear layer that torch has for a weight's device and type."""
     packable = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     if packable and torch.backends.mkldnn.is_available():
         return PackedLinear(weight, bias)

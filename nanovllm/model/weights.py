@@ -8,7 +8,7 @@ from nanovllm.errors import WeightsError, list_some
 from nanovllm.model.checkpoint import Checkpoint
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.decoder import Decoder, Layer
-from nanovllm.model.linear import make_linear
+from nanovllm.model.linear import MakeLinear, make_packed
 from nanovllm.model.rope import inverse_frequencies
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -29,6 +29,7 @@ def load_decoder(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    make_linear: MakeLinear = make_packed,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """Load every weight.
@@ -38,6 +39,7 @@ def load_decoder(
         config: The model's shape.
         dtype: Type of the weights in memory.
         device: Where they go.
+        make_linear: Makes the linear layers.
         progress: Called with the number of layers loaded, and of all layers.
 
     Raises:

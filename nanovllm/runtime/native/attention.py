@@ -28,7 +28,7 @@ FAST = {
 }
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]  # numba has no types
+@njit(**FAST)
 def exp(x: Any) -> Any:
     """`e ** x` in float32 for x <= 88, to 2 units in the last place; 0 below -87.
 
@@ -48,7 +48,7 @@ def exp(x: Any) -> Any:
     return (tail * rest * rest + rest + np.float32(1)) * power
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]  # as above
+@njit(**FAST)
 def softmax(scores: Any, count: int, scale: Any) -> None:
     """`scores[:count]` to weights that sum to 1, in place."""
     peak = np.float32(-np.inf)
@@ -64,7 +64,7 @@ def softmax(scores: Any, count: int, scale: Any) -> None:
         scores[i] *= share
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]  # as above
+@njit(nogil=True, cache=True, error_model="numpy")
 def attend(
     query: int, group: int, head_dim: int, keys: int, values: int, bf16: int | None, stride: int,
     table: Any, block_size: int, num_context: int, scale: Any, scores: Any, out: Any,
@@ -104,7 +104,7 @@ def attend(
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]  # as above
+@njit(nogil=True, cache=True, error_model="numpy")
 def _add_values(
     values: int, bf16: int | None, stride: int, weights: int, weights_stride: int, out: int,
     group: int, head_dim: int, count: int,

@@ -1,9 +1,9 @@
 """A whole model step as one compiled job: token ids and positions in, logits out.
 
 Every member of the team calls `forward_job` and walks through the same phases (see `phases`). It
-releases the GIL and allocates nothing. Decodes and prefills are the same to it: positions that
-know which row's blocks hold what they attend to. Residuals, norms, rope, softmax and sums are float32
-whatever the weights are; what a matrix product reads is rounded to the weights' type.
+releases the GIL and allocates nothing. Decodes and prefills are the same to it: positions, each of
+which knows the block table of what it attends to. Residuals, norms, rope, softmax and sums are
+float32 whatever the weights are; what a matrix product reads is rounded to the weights' type.
 """
 
 from typing import Any
@@ -12,14 +12,14 @@ import numpy as np
 from numba import njit
 
 from nanovllm.runtime.native.attention import FAST, attend, exp
-from nanovllm.runtime.native.matmul import matmul_phase, rows_of_chunk, rows_times_inputs
+from nanovllm.runtime.native.matmul import matmul_phase
 from nanovllm.runtime.native.phases import claim, finish, wait_for
 from nanovllm.runtime.native.values import narrow, widen
 
 # Columns of the table of weight addresses, a row a layer.
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
 
-PHASES_PER_LAYER = 8
+PHASES_PER_LAYER = 9
 
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
 
@@ -29,7 +29,7 @@ def num_phases(num_layers: int) -> int:
     return 1 + PHASES_PER_LAYER * num_layers + 2  # embedding; layers; final norm and lm head
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]  # numba has no types
+@njit(**FAST)
 def _start_row(
     token_id: int, position: int, embedding: Any, frequencies: Any, attention_factor: Any,
     hidden: Any, cos: Any, sin: Any,
@@ -43,7 +43,7 @@ def _start_row(
         sin[i] = np.sin(angle) * attention_factor
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]  # as above
+@njit(**FAST)
 def _add_and_norm(hidden: Any, change: Any, bias: Any, weight: Any, eps: Any, normed: Any) -> None:
     """`hidden += change + bias`, then `normed = hidden / rms * weight`: one row of each, `[E]`.
 
@@ -62,7 +62,7 @@ def _add_and_norm(hidden: Any, change: Any, bias: Any, weight: Any, eps: Any, no
         normed[i] = narrow(hidden[i] * scale * weight[i], normed)
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]  # as above
+@njit(**FAST)
 def _prepare_head(head: Any, bias: Any, norm: Any, eps: Any, cos: Any, sin: Any) -> None:
     """Bias, norm and rope of one query or key head, in place; `bias`, `norm` may be empty."""
     size, half = head.shape[0], cos.shape[0]
@@ -81,7 +81,7 @@ def _prepare_head(head: Any, bias: Any, norm: Any, eps: Any, cos: Any, sin: Any)
         head[half + i] = second * cos[i] + first * sin[i]
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]  # as above
+@njit(**FAST)
 def _store(source: Any, bias: Any, target: Any) -> None:
     """`target = source + bias` in the type of `target`; `bias` may be empty."""
     for i in range(bias.shape[0]):
@@ -90,7 +90,7 @@ def _store(source: Any, bias: Any, target: Any) -> None:
         target[i] = narrow(source[i], target)
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def _prepare_heads(
     qkv: Any, num_heads: int, bias: Any, query_norm: Any, key_norm: Any, eps: Any, cos: Any,
     sin: Any, cache: Any, slot: int, queries: Any,
@@ -117,7 +117,7 @@ def _prepare_heads(
             _store(one, one_bias, cache[1, slot, head - num_both])
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def _attend_group(
     queries: Any, kv_head: int, cache: Any, bf16: int | None, table: Any, block_size: int,
     num_context: int, scale: Any, scores: Any, attended: Any, out: Any,
@@ -135,52 +135,19 @@ def _attend_group(
         _store(attended[head], attended[head, 0:0], out[first + head])
 
 
-@njit(**FAST)  # type: ignore[untyped-decorator]  # as above
-def _gate(gate: Any, up: Any, gate_bias: Any, up_bias: Any, inner: Any) -> None:
-    """`inner = silu(gate) * up` of a run of channels of one row; biases may be empty."""
-    for i in range(gate_bias.shape[0]):
-        gate[i] += gate_bias[i]
-        up[i] += up_bias[i]
-    for i in range(gate.shape[0]):
+@njit(**FAST)
+def _gate(gate_up: Any, bias: Any, inner: Any) -> None:
+    """`inner [I] = silu(gate) * up` of one row, `gate_up [2 I]`; `bias [2 I]` may be empty."""
+    size = inner.shape[0]
+    for i in range(bias.shape[0]):
+        gate_up[i] += bias[i]
+    for i in range(size):
         # Past -87 a sigmoid is 0 to float32 anyway.
-        weight = np.float32(1) / (np.float32(1) + exp(min(-gate[i], np.float32(87))))
-        inner[i] = narrow(gate[i] * weight * up[i], inner)
+        weight = np.float32(1) / (np.float32(1) + exp(min(-gate_up[i], np.float32(87))))
+        inner[i] = narrow(gate_up[i] * weight * gate_up[size + i], inner)
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
-def _gate_up_phase(
-    counters: int, phase: int, weight: int, bf16: int | None, length: int, x: int, num_inputs: int,
-    gate_up: Any, bias: Any, inner: Any,
-) -> None:  # fmt: skip
-    """Gate and up projection with their activation: a chunk is the same run of rows of both."""
-    size = inner.shape[1]
-    stride = length * (2 if bf16 is not None else 4)
-    chunk_rows = rows_of_chunk(2 * stride)
-    num_chunks = -(-size // chunk_rows)
-    row_bytes = 8 * size
-    chunk = claim(counters, phase)
-    while chunk < num_chunks:
-        first = chunk * chunk_rows
-        end = min(first + chunk_rows, size)
-        for start in (first, size + first):
-            rows_times_inputs(
-                weight + start * stride, stride, bf16, length, x, num_inputs,
-                gate_up.ctypes.data + 4 * start, row_bytes, end - first,
-            )  # fmt: skip
-        for m in range(num_inputs):
-            has_bias = bias.shape[0] > 0
-            _gate(
-                gate_up[m, first:end], gate_up[m, size + first : size + end],
-                bias[first:end] if has_bias else bias[0:0],
-                bias[size + first : size + end] if has_bias else bias[0:0],
-                inner[m, first:end],
-            )  # fmt: skip
-        finish(counters, phase)
-        chunk = claim(counters, phase)
-    wait_for(counters, phase, num_chunks)
-
-
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def _norm_phase(
     counters: int, phase: int, num_inputs: int, hidden: Any, has_change: bool, change: Any,
     bias: Any, weight: Any, eps: Any, normed: Any,
@@ -195,7 +162,7 @@ def _norm_phase(
     wait_for(counters, phase, num_inputs)
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def forward_job(
     counters: int, member: int, num_inputs: int, num_logits: int, bf16: int | None, weights: Any,
     lm_head: int, embedding: Any, input_norms: Any, post_norms: Any, query_norms: Any,
@@ -267,12 +234,18 @@ def forward_job(
             counters, phase + 5, num_inputs, hidden, True, change, output_bias[layer],
             post_norms[layer], eps, normed,
         )  # fmt: skip
-        _gate_up_phase(
-            counters, phase + 6, weights[layer, GATE_UP], bf16, size, normed.ctypes.data,
-            num_inputs, gate_up, gate_up_bias[layer], inner,
-        )  # fmt: skip
         matmul_phase(
-            counters, phase + 7, weights[layer, DOWN], bf16, size, inner_size,
+            counters, phase + 6, weights[layer, GATE_UP], bf16, 2 * inner_size, size,
+            normed.ctypes.data, num_inputs, gate_up.ctypes.data,
+        )  # fmt: skip
+        m = claim(counters, phase + 7)
+        while m < num_inputs:
+            _gate(gate_up[m], gate_up_bias[layer], inner[m])
+            finish(counters, phase + 7)
+            m = claim(counters, phase + 7)
+        wait_for(counters, phase + 7, num_inputs)
+        matmul_phase(
+            counters, phase + 8, weights[layer, DOWN], bf16, size, inner_size,
             inner.ctypes.data, num_inputs, change.ctypes.data,
         )  # fmt: skip
         phase += PHASES_PER_LAYER

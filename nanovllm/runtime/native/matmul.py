@@ -29,7 +29,7 @@ from nanovllm.runtime.native.tiles import (
 LENGTH_MULTIPLE = 32
 """`K` is a multiple of this: the values that the widest tile reads at a time."""
 
-CHUNK_BYTES = 2**16
+CHUNK_BYTES = 2**17
 """Weight bytes that a thread claims at a time: long runs stream well, short ones share well."""
 
 CHUNK_ROWS_MULTIPLE = 12
@@ -45,7 +45,7 @@ def padded_rows(num_inputs: int) -> int:
     return 4 if num_inputs <= 4 else -(-num_inputs // 8) * 8
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # numba has no types
+@njit(**_OPTIONS)
 def rows_times_inputs(
     weight: int, stride: int, bf16: int | None, length: int, x: int, num_inputs: int, y: int,
     y_stride: int, num_rows: int,
@@ -111,14 +111,14 @@ def rows_times_inputs(
                     f32_1x8(w, stride, of, x_stride, to, y_stride, length)
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def rows_of_chunk(stride: int) -> int:
     """Weight rows that a thread claims at a time."""
     rows = CHUNK_BYTES // stride // CHUNK_ROWS_MULTIPLE * CHUNK_ROWS_MULTIPLE
     return max(rows, CHUNK_ROWS_MULTIPLE)
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def matmul_phase(
     counters: int, phase: int, weight: int, bf16: int | None, num_rows: int, length: int, x: int,
     num_inputs: int, y: int,

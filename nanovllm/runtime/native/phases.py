@@ -43,19 +43,19 @@ SPINS_BEFORE_GIVING_WAY = 500
 _OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # numba has no types
+@njit(**_OPTIONS)
 def claim(counters: int, phase: int) -> int:
     """The next chunk of a phase; past the last one when none is left."""
-    return fetch_add(counters + 8 * phase * PHASE_WIDTH, 1)  # type: ignore[no-any-return]  # as above
+    return fetch_add(counters + 8 * phase * PHASE_WIDTH, 1)
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def finish(counters: int, phase: int) -> None:
     """Say that a claimed chunk is done."""
     fetch_add(counters + 8 * (phase * PHASE_WIDTH + LINE), 1)
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def wait_for(counters: int, phase: int, num_chunks: int) -> None:
     """Wait until all chunks of a phase are done."""
     done = counters + 8 * (phase * PHASE_WIDTH + LINE)
@@ -67,7 +67,7 @@ def wait_for(counters: int, phase: int, num_chunks: int) -> None:
             give_way()
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def prepare_job(control: int, counters: Any) -> int:
     """Clear the counters of the next job's slot; returns the job's number.
 
@@ -80,16 +80,16 @@ def prepare_job(control: int, counters: Any) -> int:
         while load(place) <= number - NUM_SLOTS:
             give_way()
     counters[number % NUM_SLOTS] = 0
-    return number  # type: ignore[no-any-return]  # as above
+    return number
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def post_job(control: int, number: int) -> None:
     """Let the helpers see the job of this number."""
     store(control + 8 * POSTED, number + 1)
 
 
-@njit(**_OPTIONS)  # type: ignore[untyped-decorator]  # as above
+@njit(**_OPTIONS)
 def await_job(control: int, member: int, number: int) -> int:
     """Wait for a job of this number or a later one; member 0 is the caller, 1 the first helper.
 

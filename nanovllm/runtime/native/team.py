@@ -34,7 +34,7 @@ JOB_WIDTH = 8  # a cache line
 Int64Array = npt.NDArray[np.int64]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]  # numba has no types
+@njit(nogil=True, cache=True, error_model="numpy")
 def _work(
     control: int, member: int, number: int, counters: Any, jobs: Any, job: Any,
     bf16: int | None, arguments: Any,

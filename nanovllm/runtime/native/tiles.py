@@ -27,7 +27,8 @@ _POINTER = ir.IntType(8).as_pointer()
 
 def _cpu_features() -> str:
     """LLVM's names of what the target CPU can do; Numba's own override comes first."""
-    return config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
+    features: str = config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
+    return features
 
 
 HAS_BF16_DOT = "+avx512bf16" in _cpu_features()
@@ -155,7 +156,7 @@ def _make_tile(num_rows: int, num_inputs: int, kind: Any) -> Callable[..., None]
 
         return types.void(*[types.int64] * 7), codegen
 
-    return tile  # type: ignore[no-any-return]  # numba has no types
+    return tile
 
 
 def _prefetch(b: Any, address: Any) -> None:
@@ -172,10 +173,7 @@ def _store_sums(b: Any, vectors: list[Any], targets: list[Any]) -> None:
         group, vectors = vectors[:4], vectors[4:]
         low = _add_halves(b, group[0], group[1])
         high = _add_halves(b, group[2], group[3])
-        both = b.fadd(
-            _shuffle(b, low, high, [lane for q in range(0, 16, 4) for lane in (q, q + 1, q + 16, q + 17)]),
-            _shuffle(b, low, high, [lane for q in range(0, 16, 4) for lane in (q + 2, q + 3, q + 18, q + 19)]),
-        )  # fmt: skip
+        both = _add_pairs(b, low, high)
         eight = b.fadd(_shuffle(b, both, both, range(8)), _shuffle(b, both, both, range(8, 16)))
         four = b.fadd(_shuffle(b, eight, eight, range(4)), _shuffle(b, eight, eight, range(4, 8)))
         for lane in range(4):
@@ -193,6 +191,13 @@ def _add_halves(b: Any, first: Any, second: Any) -> Any:
     even = [lane for q in range(0, 16, 4) for lane in (q, q + 16, q + 1, q + 17)]
     odd = [lane + 2 for lane in even]
     return b.fadd(_shuffle(b, first, second, even), _shuffle(b, first, second, odd))
+
+
+def _add_pairs(b: Any, first: Any, second: Any) -> Any:
+    """In each quarter of the lanes: the sums of both pairs of `first`, then those of `second`."""
+    low = [lane for q in range(0, 16, 4) for lane in (q, q + 1, q + 16, q + 17)]
+    high = [lane + 2 for lane in low]
+    return b.fadd(_shuffle(b, first, second, low), _shuffle(b, first, second, high))
 
 
 def _shuffle(b: Any, first: Any, second: Any, lanes: Any) -> Any:
@@ -290,7 +295,7 @@ def _make_weighted_sum(num_heads: int, kind: Any) -> Callable[..., None]:
 
         return types.void(*[types.int64] * 7), codegen
 
-    return add  # type: ignore[no-any-return]  # numba has no types
+    return add
 
 
 bf16_sum_1 = _make_weighted_sum(1, _Bf16Shift())

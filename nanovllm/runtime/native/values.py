@@ -31,6 +31,8 @@ def _bits_of(_typing: Any, value: Any) -> Any:
 
 @intrinsic
 def float_of_bits(_typing: Any, bits: Any) -> Any:
+    """The float32 that has these bits, given as uint32."""
+
     def codegen(_context: Any, b: Any, _signature: Any, arguments: Any) -> Any:
         return b.bitcast(arguments[0], ir.FloatType())
 
