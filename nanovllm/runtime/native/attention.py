@@ -19,16 +19,10 @@ from nanovllm.runtime.native.values import float_of_bits
 HEAD_DIM_MULTIPLE = 32
 """`D` is a multiple of this: the channels that are multiplied and added up at a time."""
 
-# Sums may be reordered, which vectorises them; NaN and infinity keep their meaning.
-FAST = {
-    "nogil": True,
-    "cache": True,
-    "error_model": "numpy",
-    "fastmath": {"reassoc", "contract", "nsz", "arcp"},
-}
+OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
-@njit(**FAST)
+@njit(**OPTIONS)
 def exp(x: Any) -> Any:
     """`e ** x` in float32 for x <= 88, to 2 units in the last place; 0 below -87.
 
@@ -48,23 +42,56 @@ def exp(x: Any) -> Any:
     return (tail * rest * rest + rest + np.float32(1)) * power
 
 
-@njit(**FAST)
+@njit(**OPTIONS)
 def softmax(scores: Any, count: int, scale: Any) -> None:
     """`scores[:count]` to weights that sum to 1, in place."""
-    peak = np.float32(-np.inf)
-    for i in range(count):
+    peak = scores[0]
+    for i in range(1, count):
         peak = max(peak, scores[i])
-    mass = np.float32(0)
     for i in range(count):
-        weight = exp((scores[i] - peak) * scale)
-        scores[i] = weight
-        mass += weight
-    share = np.float32(1) / mass
+        scores[i] = exp((scores[i] - peak) * scale)
+    share = np.float32(1) / total(scores, count)
     for i in range(count):
         scores[i] *= share
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**OPTIONS)
+def total(values: Any, count: int) -> Any:
+    """Sum of `values[:count]`, in eight sums that do not wait for each other."""
+    a = b = c = d = e = f = g = h = np.float32(0)
+    whole = count // 8 * 8
+    for i in range(0, whole, 8):
+        a += values[i]
+        b += values[i + 1]
+        c += values[i + 2]
+        d += values[i + 3]
+        e += values[i + 4]
+        f += values[i + 5]
+        g += values[i + 6]
+        h += values[i + 7]
+    for i in range(whole, count):
+        a += values[i]
+    return ((a + b) + (c + d)) + ((e + f) + (g + h))
+
+
+@njit(**OPTIONS)
+def inverse_rms(values: Any, eps: Any) -> Any:
+    """One over the root mean square; summed like `total`. The length is a multiple of 8."""
+    a = b = c = d = e = f = g = h = np.float32(0)
+    for i in range(0, values.shape[0], 8):
+        a += values[i] * values[i]
+        b += values[i + 1] * values[i + 1]
+        c += values[i + 2] * values[i + 2]
+        d += values[i + 3] * values[i + 3]
+        e += values[i + 4] * values[i + 4]
+        f += values[i + 5] * values[i + 5]
+        g += values[i + 6] * values[i + 6]
+        h += values[i + 7] * values[i + 7]
+    squares = ((a + b) + (c + d)) + ((e + f) + (g + h))
+    return np.float32(1) / np.sqrt(squares / np.float32(values.shape[0]) + eps)
+
+
+@njit(**OPTIONS)
 def attend(
     query: int, group: int, head_dim: int, keys: int, values: int, bf16: int | None, stride: int,
     table: Any, block_size: int, num_context: int, scale: Any, scores: Any, out: Any,
@@ -104,7 +131,7 @@ def attend(
         )  # fmt: skip
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(**OPTIONS)
 def _add_values(
     values: int, bf16: int | None, stride: int, weights: int, weights_stride: int, out: int,
     group: int, head_dim: int, count: int,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from nanovllm.runtime.native.attention import FAST, attend, exp
+from nanovllm.runtime.native.attention import OPTIONS, attend, exp, inverse_rms
 from nanovllm.runtime.native.matmul import matmul_phase
 from nanovllm.runtime.native.phases import claim, finish, wait_for
 from nanovllm.runtime.native.values import narrow, widen
@@ -21,15 +21,13 @@ QKV, OUTPUT, GATE_UP, DOWN = range(4)
 
 PHASES_PER_LAYER = 9
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
-
 
 def num_phases(num_layers: int) -> int:
     """Phases of a job."""
     return 1 + PHASES_PER_LAYER * num_layers + 2  # embedding; layers; final norm and lm head
 
 
-@njit(**FAST)
+@njit(**OPTIONS)
 def _start_row(
     token_id: int, position: int, embedding: Any, frequencies: Any, attention_factor: Any,
     hidden: Any, cos: Any, sin: Any,
@@ -43,7 +41,7 @@ def _start_row(
         sin[i] = np.sin(angle) * attention_factor
 
 
-@njit(**FAST)
+@njit(**OPTIONS)
 def _add_and_norm(hidden: Any, change: Any, bias: Any, weight: Any, eps: Any, normed: Any) -> None:
     """`hidden += change + bias`, then `normed = hidden / rms * weight`: one row of each, `[E]`.
 
@@ -54,25 +52,19 @@ def _add_and_norm(hidden: Any, change: Any, bias: Any, weight: Any, eps: Any, no
         hidden[i] += change[i]
     for i in range(bias.shape[0]):
         hidden[i] += bias[i]
-    total = np.float32(0)
-    for i in range(size):
-        total += hidden[i] * hidden[i]
-    scale = np.float32(1) / np.sqrt(total / np.float32(size) + eps)
+    scale = inverse_rms(hidden, eps)
     for i in range(size):
         normed[i] = narrow(hidden[i] * scale * weight[i], normed)
 
 
-@njit(**FAST)
+@njit(**OPTIONS)
 def _prepare_head(head: Any, bias: Any, norm: Any, eps: Any, cos: Any, sin: Any) -> None:
     """Bias, norm and rope of one query or key head, in place; `bias`, `norm` may be empty."""
     size, half = head.shape[0], cos.shape[0]
     for i in range(bias.shape[0]):
         head[i] += bias[i]
     if norm.shape[0]:
-        total = np.float32(0)
-        for i in range(size):
-            total += head[i] * head[i]
-        scale = np.float32(1) / np.sqrt(total / np.float32(size) + eps)
+        scale = inverse_rms(head, eps)
         for i in range(size):
             head[i] *= scale * norm[i]
     for i in range(half):
@@ -81,7 +73,7 @@ def _prepare_head(head: Any, bias: Any, norm: Any, eps: Any, cos: Any, sin: Any)
         head[half + i] = second * cos[i] + first * sin[i]
 
 
-@njit(**FAST)
+@njit(**OPTIONS)
 def _store(source: Any, bias: Any, target: Any) -> None:
     """`target = source + bias` in the type of `target`; `bias` may be empty."""
     for i in range(bias.shape[0]):
@@ -90,7 +82,7 @@ def _store(source: Any, bias: Any, target: Any) -> None:
         target[i] = narrow(source[i], target)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _prepare_heads(
     qkv: Any, num_heads: int, bias: Any, query_norm: Any, key_norm: Any, eps: Any, cos: Any,
     sin: Any, cache: Any, slot: int, queries: Any,
@@ -117,7 +109,7 @@ def _prepare_heads(
             _store(one, one_bias, cache[1, slot, head - num_both])
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _attend_group(
     queries: Any, kv_head: int, cache: Any, bf16: int | None, table: Any, block_size: int,
     num_context: int, scale: Any, scores: Any, attended: Any, out: Any,
@@ -135,7 +127,7 @@ def _attend_group(
         _store(attended[head], attended[head, 0:0], out[first + head])
 
 
-@njit(**FAST)
+@njit(**OPTIONS)
 def _gate(gate_up: Any, bias: Any, inner: Any) -> None:
     """`inner [I] = silu(gate) * up` of one row, `gate_up [2 I]`; `bias [2 I]` may be empty."""
     size = inner.shape[0]
@@ -147,7 +139,7 @@ def _gate(gate_up: Any, bias: Any, inner: Any) -> None:
         inner[i] = narrow(gate_up[i] * weight * gate_up[size + i], inner)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _norm_phase(
     counters: int, phase: int, num_inputs: int, hidden: Any, has_change: bool, change: Any,
     bias: Any, weight: Any, eps: Any, normed: Any,
@@ -162,7 +154,7 @@ def _norm_phase(
     wait_for(counters, phase, num_inputs)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def forward_job(
     counters: int, member: int, num_inputs: int, num_logits: int, bf16: int | None, weights: Any,
     lm_head: int, embedding: Any, input_norms: Any, post_norms: Any, query_norms: Any,

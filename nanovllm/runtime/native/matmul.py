@@ -35,7 +35,7 @@ CHUNK_BYTES = 2**17
 CHUNK_ROWS_MULTIPLE = 12
 """So that whole tiles of 3 or of 4 rows fill a chunk."""
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+_OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
 def padded_rows(num_inputs: int) -> int:

@@ -40,7 +40,7 @@ SPINS_BEFORE_SLEEP = 50_000
 SPINS_BEFORE_GIVING_WAY = 500
 """Looks for the end of a phase before letting the system run who holds the last chunk."""
 
-_OPTIONS = {"nogil": True, "cache": True, "error_model": "numpy"}
+_OPTIONS = {"nogil": True, "error_model": "numpy"}
 
 
 @njit(**_OPTIONS)

@@ -7,11 +7,13 @@ waits for a helper to wake: the caller does what nobody else has claimed, and th
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
+from xxhash import xxh64_intdigest
 
 from nanovllm.runtime.native.forward import forward_job, num_phases
 from nanovllm.runtime.native.phases import (
@@ -34,33 +36,54 @@ JOB_WIDTH = 8  # a cache line
 Int64Array = npt.NDArray[np.int64]
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
-def _work(
-    control: int, member: int, number: int, counters: Any, jobs: Any, job: Any,
-    bf16: int | None, arguments: Any,
-) -> int:  # fmt: skip
-    """What every member runs: one function, so that all of it is compiled once.
+def _source_digest() -> int:
+    """A number that changes with any file of this folder.
 
-    Member 0, the caller, posts `job` and takes part until it is done. The others take part in
-    jobs from `number` on, until it is time to sleep. Returns the number of the next job.
+    Numba keeps compiled code by the file of the function alone. But all of `_work` is compiled
+    into one piece, and must be again when anything in it has changed.
     """
-    if member == 0:
-        number = prepare_job(control, counters)
-        for place in range(job.shape[0]):
-            jobs[number % NUM_SLOTS, place] = job[place]
-        post_job(control, number)
-    while True:
-        if member > 0:
-            awaited = await_job(control, member, number)
-            if awaited < 0:
-                return number
-            number = awaited
-        one = jobs[number % NUM_SLOTS]
-        places = counters[number % NUM_SLOTS].ctypes.data
-        forward_job(places, member, one[NUM_INPUTS], one[NUM_LOGITS], bf16, *arguments)
-        number += 1
+    folder = Path(__file__).parent
+    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
+    return xxh64_intdigest(sources) >> 1  # a positive int64
+
+
+def _make_work(digest: int) -> Any:
+    """Compile `_work`, under a key of the disk cache that the digest is part of."""
+
+    @njit(nogil=True, cache=True, error_model="numpy")
+    def _work(
+        control: int, member: int, number: int, counters: Any, jobs: Any, job: Any,
+        bf16: int | None, arguments: Any,
+    ) -> int:  # fmt: skip
+        """What every member runs: one function, so that all of it is compiled once.
+
+        Member 0, the caller, posts `job` and takes part until it is done. The others take part in
+        jobs from `number` on, until it is time to sleep. Returns the number of the next job.
+        """
+        if digest < 0:
+            return digest  # never; a cell of the closure has to be used to be part of the key
         if member == 0:
-            return number
+            number = prepare_job(control, counters)
+            for place in range(job.shape[0]):
+                jobs[number % NUM_SLOTS, place] = job[place]
+            post_job(control, number)
+        while True:
+            if member > 0:
+                awaited = await_job(control, member, number)
+                if awaited < 0:
+                    return number
+                number = awaited
+            one = jobs[number % NUM_SLOTS]
+            places = counters[number % NUM_SLOTS].ctypes.data
+            forward_job(places, member, one[NUM_INPUTS], one[NUM_LOGITS], bf16, *arguments)
+            number += 1
+            if member == 0:
+                return number
+
+    return _work
+
+
+_work = _make_work(_source_digest())
 
 
 class Team:
