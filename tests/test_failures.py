@@ -1,0 +1,150 @@
+"""One request's trouble stays its own, and the engine goes on."""
+
+import pytest
+import torch
+
+from nanovllm import SamplingParams
+from tests.checkpoints import greedy_tokens
+from tests.engines import greedy, is_idle, random_prompts, tiny_llm
+
+
+class BrokenOnce:
+    """An executor that raises at one call, and works before and after."""
+
+    def __init__(self, executor, at, error):
+        self.executor, self.at, self.error = executor, at, error
+        self.num_calls = 0
+
+    def run(self, batch, rows):
+        self.num_calls += 1
+        if self.num_calls == self.at:
+            raise self.error
+        return self.executor.run(batch, rows)
+
+    def close(self):
+        self.executor.close()
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_an_exception_in_a_step_fails_what_was_in_it_and_nothing_else(at):
+    prompts = random_prompts(3)
+    with tiny_llm() as llm:
+        broken = BrokenOnce(llm._engine._executor, at, RuntimeError("out of cheese"))
+        llm._engine._executor = broken
+        outputs = llm.generate(prompts, greedy(6))
+
+        assert [output.finish_reason for output in outputs] == ["error"] * 3
+        assert all("RuntimeError: out of cheese" in output.error for output in outputs)
+        assert [len(output.token_ids) for output in outputs] == [at - 1] * 3
+        assert is_idle(llm)
+        after = llm.generate(prompts, greedy(6))
+        assert [o.token_ids for o in after] == [greedy_tokens("llama", p, 6) for p in prompts]
+
+
+def test_a_second_failure_is_reported_like_the_first():
+    with tiny_llm() as llm:
+        for _ in range(2):
+            broken = BrokenOnce(llm._engine._executor, 1, ValueError("again"))
+            llm._engine._executor, executor = broken, llm._engine._executor
+            (output,) = llm.generate([1, 2], greedy(3))
+            llm._engine._executor = executor
+
+            assert "ValueError: again" in output.error
+
+
+def test_an_interrupt_comes_out_and_leaves_nothing_behind():
+    with tiny_llm() as llm:
+        executor = llm._engine._executor
+        llm._engine._executor = BrokenOnce(executor, 2, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(random_prompts(3), greedy(6))
+
+        assert is_idle(llm)
+        assert llm.generate([1, 2], greedy(2))[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_logits_that_are_not_finite_fail_their_own_request_only(value, temperature):
+    prompts = random_prompts(3)
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=4, ignore_eos=True)
+    with tiny_llm(attention_backend="torch") as llm:
+        expected = llm.generate(prompts, params)
+        decoder = llm._engine._executor._decoder
+        logits = type(decoder).logits
+
+        def poisoned(hidden):
+            result = logits(decoder, hidden)
+            if len(result) == 3:
+                result[1] = value
+            return result
+
+        llm._engine._executor._decoder = _Wrapped(decoder, poisoned)
+        outputs = llm.generate(prompts, params)
+
+        assert outputs[1].finish_reason == "error"
+        assert "not finite" in outputs[1].error
+        assert [outputs[i].token_ids for i in (0, 2)] == [expected[i].token_ids for i in (0, 2)]
+        assert is_idle(llm)
+
+
+class _Wrapped:
+    """A decoder with other logits."""
+
+    def __init__(self, decoder, logits):
+        self.forward, self.logits = decoder.forward, logits
+
+
+def test_a_hook_that_raises_comes_out_of_the_step_and_leaves_the_engine_whole():
+    calls = []
+
+    def hook(record):
+        calls.append(record)
+        if len(calls) == 3:
+            raise ZeroDivisionError
+
+    with tiny_llm(on_step=hook) as llm:
+        with pytest.raises(ZeroDivisionError):
+            llm.generate([1, 2, 3], greedy(6))
+
+        assert is_idle(llm)
+        assert llm.generate([1, 2, 3], greedy(6))[0].token_ids == greedy_tokens(
+            "llama", [1, 2, 3], 6
+        )
+        assert [record.index for record in calls] == list(range(len(calls)))
+
+
+def test_a_fault_of_the_text_side_fails_its_own_request_only(monkeypatch):
+    from nanovllm.request import Completion
+
+    prompts = random_prompts(3)
+    append = Completion.append
+
+    def faulty(self, token_id, logprobs, finish_reason):
+        if self.seq_id == 1 and len(self.token_ids) == 2:
+            raise LookupError("no such token")
+        append(self, token_id, logprobs, finish_reason)
+
+    with tiny_llm() as llm:
+        monkeypatch.setattr(Completion, "append", faulty)
+        outputs = llm.generate(prompts, greedy(5))
+
+        assert [output.finish_reason for output in outputs] == ["length", "error", "length"]
+        assert "LookupError" in outputs[1].error
+        assert is_idle(llm)
+
+
+def test_torch_is_left_as_it_was():
+    def settings():
+        return (
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+            torch.is_grad_enabled(),
+            torch.random.get_rng_state().tolist(),
+        )
+
+    before = settings()
+    with tiny_llm() as llm:
+        llm.generate([1, 2, 3], SamplingParams(max_tokens=4))
+
+    assert settings() == before
