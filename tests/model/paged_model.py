@@ -17,9 +17,9 @@ NUM_BLOCKS = 64
 
 
 def load(name, dtype=torch.float32, **options):
-    checkpoint = open_folder(checkpoint_folder(name, **options))
+    checkpoint = open_folder(checkpoint_folder(name))
     config = read_model_config(checkpoint.config, source=checkpoint.source)
-    return load_decoder(checkpoint, config, dtype=dtype, device=CPU)
+    return load_decoder(checkpoint, config, dtype=dtype, device=CPU, **options)
 
 
 def kv_cache(decoder, dtype=torch.float32):

@@ -1,0 +1,200 @@
+"""The native step computes what the decoder in torch computes, for every kind of batch."""
+
+import random
+
+import attrs
+import numpy as np
+import pytest
+import torch
+
+from tests.checkpoints import FAMILIES, VOCAB_SIZE, reference_model
+from tests.model.paged_model import BLOCK_SIZE, NUM_BLOCKS, kv_cache, load, make_batch, run
+
+pytest.importorskip("numba", reason="the native backend needs Numba")
+
+from nanovllm.model.config import read_model_config  # after the skip
+from nanovllm.model.linear import PlainLinear  # as above
+from nanovllm.runtime.native.program import NativeProgram, native_obstacle  # as above
+
+MAX_TOKENS = 64
+
+
+@pytest.fixture
+def make_program():
+    """Programs whose threads end with the test."""
+    programs = []
+
+    def make(name, dtype=torch.float32, num_threads=2):
+        decoder = load(name, dtype, make_linear=PlainLinear)
+        cache = kv_cache(decoder, dtype)
+        program = NativeProgram(
+            decoder,
+            cache,
+            block_size=BLOCK_SIZE,
+            max_num_seqs=9,
+            max_num_batched_tokens=MAX_TOKENS,
+            max_model_len=NUM_BLOCKS * BLOCK_SIZE,
+            num_threads=num_threads,
+        )
+        programs.append(program)
+        cache.fill_(float("nan"))  # whatever is read before it is written shows
+        return program
+
+    yield make
+    for program in programs:
+        program.close()
+
+
+def random_rows(num_decodes, num_prefills, *, seed=0):
+    """Rows of a batch, (tokens, computed before, blocks), over blocks scattered at random."""
+    rng = random.Random(seed)
+    blocks = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
+    rows = []
+    for index in range(num_decodes + num_prefills):
+        tokens = rng.choices(range(VOCAB_SIZE), k=rng.randint(2, 14))
+        start = len(tokens) - 1 if index < num_decodes else rng.randint(0, len(tokens) - 2)
+        rows.append((tokens, start, [blocks.pop() for _ in range(-(-len(tokens) // BLOCK_SIZE))]))
+    return rows
+
+
+def warm(program, rows):
+    """Compute what the rows say was computed before."""
+    for tokens, start, blocks in rows:
+        if start:
+            program.run(last_only(make_batch([(tokens[:start], 0, blocks)])))
+
+
+def last_only(batch):
+    return attrs.evolve(batch, logits_indices=batch.logits_indices[-1:])
+
+
+def expected_logits(name, rows):
+    with torch.inference_mode():
+        return torch.stack(
+            [reference_model(name)(torch.tensor([tokens])).logits[0, -1] for tokens, _, _ in rows]
+        )
+
+
+BATCHES = [(1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (9, 0), (0, 1), (0, 4), (1, 1), (3, 2), (5, 3)]
+
+
+@pytest.mark.parametrize(("num_decodes", "num_prefills"), BATCHES)
+def test_every_kind_of_batch_gives_the_logits_of_transformers(
+    make_program, num_decodes, num_prefills
+):
+    rows = random_rows(num_decodes, num_prefills, seed=num_decodes * 10 + num_prefills)
+    program = make_program("llama")
+    warm(program, rows)
+    logits = program.run(make_batch(rows))
+
+    torch.testing.assert_close(logits, expected_logits("llama", rows), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_gives_the_logits_of_transformers(make_program, name):
+    rows = random_rows(3, 2, seed=7)
+    program = make_program(name)
+    warm(program, rows)
+    logits = program.run(make_batch(rows))
+
+    torch.testing.assert_close(logits, expected_logits(name, rows), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_is_as_near_to_float32_as_torch_in_bfloat16_is(make_program, name):
+    rows = random_rows(3, 2, seed=8)
+    expected = expected_logits(name, rows)
+    program = make_program(name, torch.bfloat16)
+    warm(program, rows)
+    native = program.run(make_batch(rows))
+    decoder = load(name, torch.bfloat16)
+    cache = kv_cache(decoder, torch.bfloat16)
+    for tokens, start, blocks in rows:
+        if start:
+            run(decoder, cache, make_batch([(tokens[:start], 0, blocks)]))
+    batch = make_batch(rows)
+    in_torch = run(decoder, cache, batch)[torch.from_numpy(batch.logits_indices.astype(np.int64))]
+
+    def error(logits):
+        return (logits.float() - expected).abs().mean() / expected.abs().mean()
+
+    assert error(native) < max(0.02, 1.2 * error(in_torch))
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_the_bits_do_not_depend_on_who_does_the_work(make_program, num_threads):
+    """More threads than cores, so that some are always put aside."""
+    rows = random_rows(4, 3, seed=9)
+    alone = make_program("qwen3", torch.bfloat16, num_threads=1)
+    team = make_program("qwen3", torch.bfloat16, num_threads=num_threads)
+    for program in (alone, team):
+        warm(program, rows)
+    expected = alone.run(make_batch(rows)).clone()
+    for _ in range(40):
+        assert torch.equal(team.run(make_batch(rows)), expected)
+
+
+def test_helpers_that_slept_wake_and_those_that_lag_are_harmless(make_program):
+    import time
+
+    rows = random_rows(2, 1, seed=10)
+    program = make_program("llama", num_threads=3)
+    warm(program, rows)
+    expected = program.run(make_batch(rows)).clone()
+    for pause_s in (0, 0.02, 0, 0.05, 0):
+        time.sleep(pause_s)
+        for _ in range(30):
+            assert torch.equal(program.run(make_batch(rows)), expected)
+
+
+def test_closing_ends_the_threads_and_may_be_repeated(make_program):
+    import threading
+
+    before = threading.active_count()
+    program = make_program("llama", num_threads=4)
+    assert threading.active_count() == before + 3
+    program.close()
+    program.close()
+
+    assert threading.active_count() == before
+
+
+def test_logits_are_overwritten_by_the_next_run(make_program):
+    program = make_program("llama")
+    rows = random_rows(0, 1, seed=11)
+    kept = program.run(last_only(make_batch(rows)))
+    before = kept.clone()
+    program.run(last_only(make_batch(random_rows(0, 1, seed=12))))
+
+    assert not torch.equal(kept, before), "documented: valid until the next call"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"hidden_size": 100}, "hidden_size"),
+        ({"intermediate_size": 161}, "intermediate_size"),
+        ({"head_dim": 16}, "head_dim"),
+    ],
+)
+def test_shapes_that_do_not_fit_the_vectors_are_named(changes, name):
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 32,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        **changes,
+    }
+    obstacle = native_obstacle(read_model_config(config, source="x"))
+
+    assert name in obstacle
+    assert (
+        native_obstacle(
+            read_model_config(
+                {**config, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32}, source="x"
+            )
+        )
+        is None
+    )
