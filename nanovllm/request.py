@@ -64,8 +64,9 @@ class Completion:
             self._finish(finish_reason, token_id if ends_by_id else None)
 
     def end(self, finish_reason: FinishReason, error: str | None = None) -> None:
-        """End it from outside."""
-        self.error = error
+        """End it from outside, unless it has ended."""
+        if self.finish_reason is None:
+            self.error = error
         self._finish(finish_reason, None)
 
     def take_delta(self, request_id: str) -> TokenDelta:

@@ -1,6 +1,6 @@
 """`SamplingParams`: how a request wants its tokens chosen and when it wants to stop. Pure data."""
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -22,7 +22,9 @@ def _is_int(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max  # not so NaN, infinities and integers beyond floats
 
 
 def _as_tuple(value: Any) -> Any:

@@ -1,0 +1,5 @@
+"""`python -m nanovllm`: the command line."""
+
+from nanovllm.cli import main
+
+main()
