@@ -19,7 +19,7 @@ from nanovllm.config import (
     ResolvedConfig,
     resolve,
 )
-from nanovllm.engine import Engine, StepRecord
+from nanovllm.engine import Engine
 from nanovllm.errors import ConfigError
 from nanovllm.hub import FilesKind, ModelFiles, find_model
 from nanovllm.model.checkpoint import Checkpoint
@@ -30,6 +30,7 @@ from nanovllm.model.linear import PlainLinear, make_packed
 from nanovllm.model.safetensors_checkpoint import open_folder
 from nanovllm.model.weights import DTYPES, load_decoder
 from nanovllm.prompts import PromptReader
+from nanovllm.records import StepRecord
 from nanovllm.runtime.executor import Executor, TorchExecutor
 from nanovllm.runtime.kv_cache import allocate_kv_cache
 from nanovllm.runtime.threads import usable_threads

@@ -11,10 +11,10 @@ steps the engine until it is, and serves everybody else's on the way.
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as ReadOnlySequence
 
-import attrs
 from xxhash import xxh64_intdigest
 
 from nanovllm.config import ResolvedConfig
@@ -33,6 +33,7 @@ from nanovllm.core import (
 )
 from nanovllm.errors import RequestError
 from nanovllm.outputs import TokenDelta, TokenLogprobs
+from nanovllm.records import EngineStats, StepRecord
 from nanovllm.request import Completion, Request
 from nanovllm.runtime.executor import Executor
 from nanovllm.runtime.sampler import Sampled, SamplingRow
@@ -44,55 +45,6 @@ NOT_FINITE = (
     "the model's logits are not finite (NaN or infinity) for this request; "
     "its weights or its type are likely at fault"
 )
-
-
-@attrs.frozen
-class StepRecord:
-    """What one step did, for an `on_step` hook.
-
-    Attributes:
-        index: Counts the engine's steps from 0.
-        start_s: Begin of the step on the clock of `time.perf_counter`.
-        num_decode_tokens: Rows that decoded.
-        num_prefill_tokens: Prompt positions computed.
-        num_waiting: Sequences waiting after the step.
-        num_running: Sequences running after it.
-        num_free_blocks: Free K/V blocks after it.
-        num_preempted: Sequences that lost their blocks in it.
-        schedule_s: Time to plan it and to lay out the batch.
-        execute_s: Time of the model and the sampler, the wait for the device included.
-        postprocess_s: Time to take in its tokens, detokenizing included.
-    """
-
-    index: int
-    start_s: float
-    num_decode_tokens: int
-    num_prefill_tokens: int
-    num_waiting: int
-    num_running: int
-    num_free_blocks: int
-    num_preempted: int
-    schedule_s: float
-    execute_s: float
-    postprocess_s: float
-
-
-@attrs.frozen
-class EngineStats:
-    """Totals since the engine was made, and what is there now."""
-
-    num_steps: int
-    num_requests: int
-    num_prompt_tokens: int
-    num_prefix_hit_tokens: int
-    num_generated_tokens: int
-    num_preemptions: int
-    num_waiting: int
-    num_running: int
-    num_blocks: int
-    num_used_blocks: int
-    num_cached_blocks: int
-    peak_used_blocks: int
 
 
 class Engine:
@@ -116,6 +68,8 @@ class Engine:
         self._lock = threading.RLock()
         self._seq_ids = itertools.count()
         self._requests: dict[str, Request] = {}
+        self._dropped: deque[str] = deque()
+        self._is_in_step = False
         self._by_seq_id: dict[int, tuple[Request, Completion]] = {}
         self._totals = dict.fromkeys(
             ("steps", "requests", "prompt", "hits", "generated", "preemptions", "peak"), 0
@@ -145,7 +99,8 @@ class Engine:
         """
         with self._lock:
             seq_ids = [next(self._seq_ids) for _ in range(params.n)]
-            request_id = f"request-{seq_ids[0]}" if request_id is None else request_id
+            if request_id is None:
+                request_id = f"request-{seq_ids[0]}"
             if request_id in self._requests:
                 raise RequestError(
                     f"`request_id` is {request_id!r}, which belongs to a live request; "
@@ -186,6 +141,18 @@ class Engine:
             self._settle([request], time.perf_counter())
             return True
 
+    def abort_soon(self, request_id: str) -> None:
+        """End a request now, or, in the middle of a step, before the next one.
+
+        For finalizers, which run in any thread at any point: this neither waits nor raises.
+        """
+        self._dropped.append(request_id)
+        if not self._is_in_step and self._lock.acquire(blocking=False):
+            try:
+                self._abort_dropped()
+            finally:
+                self._lock.release()
+
     def take_deltas(self, request: Request) -> list[TokenDelta]:
         """What is new in a request since the last call."""
         with self._lock:
@@ -199,25 +166,28 @@ class Engine:
         """
         with self._lock:
             start_s = time.perf_counter()
+            self._abort_dropped()
             in_flight, plan = schedule(self._state, self._limits)
             if not plan.scheduled:
                 self._state = in_flight
                 return []
-            self._note_plan(plan, start_s)
-            batch = build_batch(plan)
-            sampled_rows = batch.sampled_rows.tolist()
-            rows = [self._sampling_row(plan.scheduled[row]) for row in sampled_rows]
-            execute_s = time.perf_counter()
-            self._state = in_flight
+            self._state, self._is_in_step = in_flight, True
             try:
+                self._note_plan(plan, start_s)
+                batch = build_batch(plan)
+                sampled_rows = batch.sampled_rows.tolist()
+                rows = [self._sampling_row(plan.scheduled[row]) for row in sampled_rows]
+                execute_s = time.perf_counter()
                 sampled = self._executor.run(batch, rows)
+                executed_s = time.perf_counter()
+                changed = self._take_in(plan, sampled_rows, sampled, executed_s)
             except BaseException as error:
                 changed = self._fail(plan, error)
                 if isinstance(error, Exception):
                     return changed
                 raise  # such as KeyboardInterrupt: the caller's to handle
-            executed_s = time.perf_counter()
-            changed = self._take_in(plan, sampled_rows, sampled, executed_s)
+            finally:
+                self._is_in_step = False
             self._totals["steps"] += 1
             if self._on_step is not None:
                 self._on_step(self._record(plan, start_s, execute_s, executed_s))
@@ -253,6 +223,10 @@ class Engine:
             for request_id in list(self._requests):
                 self.abort(request_id)
             self._executor.close()
+
+    def _abort_dropped(self) -> None:
+        while self._dropped:
+            self.abort(self._dropped.popleft())
 
     # One step, in the order in which it happens.
 
@@ -322,6 +296,8 @@ class Engine:
         changed: dict[str, Request] = {}
         interrupted = not isinstance(error, Exception)
         for seq in plan.scheduled:
+            if seq.seq_id not in self._by_seq_id:
+                continue  # it ended before the error
             request, completion = self._by_seq_id[seq.seq_id]
             reason = FinishReason.ABORT if interrupted else FinishReason.ERROR
             self._end(completion, reason, None if interrupted else _describe(error))

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 from nanovllm.config import EngineConfig, ResolvedConfig
 from nanovllm.errors import RequestError
 from nanovllm.outputs import RequestOutput, TokenDelta
+from nanovllm.records import EngineStats, StepRecord
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from nanovllm.core import EngineState
-    from nanovllm.engine import Engine, EngineStats, StepRecord
+    from nanovllm.engine import Engine
     from nanovllm.prompts import Prompt, PromptReader
     from nanovllm.request import Request
     from nanovllm.text.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ class LLM:
         self,
         model: str | PathLike[str],
         *,
-        on_step: "Callable[[StepRecord], None] | None" = None,
+        on_step: Callable[[StepRecord], None] | None = None,
         **options: Any,
     ) -> None:
         """Load a model.
@@ -188,7 +189,7 @@ class LLM:
         """The tokenizer, None with `skip_tokenizer_init`."""
         return self._prompts.tokenizer
 
-    def stats(self) -> "EngineStats":
+    def stats(self) -> EngineStats:
         """Totals since the engine was made."""
         return self._engine.stats()
 
@@ -270,7 +271,7 @@ class DeltaStream:
         self._engine.abort(self._request.request_id)
 
     def __del__(self) -> None:
-        self.close()
+        self._engine.abort_soon(self._request.request_id)
 
 
 def _conversations(messages: Any) -> list[list[Message]]:

@@ -3,14 +3,12 @@
 import resource
 import statistics
 import sys
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import attrs
 
 from nanovllm.outputs import RequestOutput
-
-if TYPE_CHECKING:
-    from nanovllm.engine import EngineStats, StepRecord
+from nanovllm.records import EngineStats, StepRecord
 
 
 class StepLog:
@@ -19,7 +17,7 @@ class StepLog:
     def __init__(self) -> None:
         self.ends_s: list[float] = []
 
-    def __call__(self, record: "StepRecord") -> None:
+    def __call__(self, record: StepRecord) -> None:
         """Take in a step."""
         if record.num_decode_tokens:
             self.ends_s.append(
@@ -57,7 +55,7 @@ class RunSummary:
 
     @classmethod
     def of(
-        cls, outputs: list[RequestOutput], steps: StepLog, stats: "EngineStats", *, load_s: float
+        cls, outputs: list[RequestOutput], steps: StepLog, stats: EngineStats, *, load_s: float
     ) -> Self:
         """Sum up a run."""
         ttfts = [o.metrics.ttft_s for o in outputs if o.metrics.ttft_s is not None]

@@ -63,6 +63,51 @@ def test_an_interrupt_comes_out_and_leaves_nothing_behind():
         assert llm.generate([1, 2], greedy(2))[0].finish_reason == "length"
 
 
+def test_an_interrupt_anywhere_in_a_step_leaves_nothing_behind(monkeypatch):
+    """At each of the calls that a step makes, one after the other."""
+    from nanovllm import engine as engine_module
+
+    for name in ("build_batch", "postprocess"):
+        for before in (True, False):
+            with tiny_llm() as llm, monkeypatch.context() as patch:
+                function = getattr(engine_module, name)
+
+                def interrupted(*args, function=function, before=before):
+                    if before:
+                        raise KeyboardInterrupt
+                    function(*args)
+                    raise KeyboardInterrupt
+
+                llm.add_request([4, 5], greedy(3), request_id="waiting")
+                llm.step()
+                patch.setattr(engine_module, name, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    llm.generate(random_prompts(3), greedy(6))
+                patch.undo()
+
+                assert is_idle(llm)
+                assert llm.generate([1, 2], greedy(2))[0].finish_reason == "length"
+
+
+def test_a_stream_that_is_collected_in_the_middle_of_a_step_is_aborted_after_it(monkeypatch):
+    from nanovllm import engine as engine_module
+
+    with tiny_llm() as llm:
+        streams = [llm.stream([1, 2, 3], greedy(9))]
+        next(streams[0])
+        postprocess = engine_module.postprocess
+
+        def collecting(*args):
+            streams.clear()  # as the garbage collector does with a cycle, at any allocation
+            return postprocess(*args)
+
+        monkeypatch.setattr(engine_module, "postprocess", collecting)
+        (output,) = llm.generate([7, 8], greedy(4))
+
+        assert output.token_ids == greedy_tokens("llama", [7, 8], 4)
+        assert is_idle(llm)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_logits_that_are_not_finite_fail_their_own_request_only(value, temperature):
