@@ -8,6 +8,7 @@
 Importing this package loads neither torch nor transformers; making an `LLM` does.
 """
 
+from nanovllm.async_llm import AsyncLLM
 from nanovllm.config import EngineConfig
 from nanovllm.errors import ConfigError, NanoVLLMError, RequestError, WeightsError
 from nanovllm.llm import LLM
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "ConfigError",
     "EngineConfig",

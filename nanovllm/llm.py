@@ -116,12 +116,7 @@ class LLM:
 
     def chat_token_ids(self, messages: list[Message], **template_kwargs: Any) -> list[int]:
         """A conversation as the prompt that `chat` sends, for `stream` or `add_request`."""
-        if self.tokenizer is None:
-            raise RequestError(
-                "`chat` needs the tokenizer, which `skip_tokenizer_init` left out; "
-                "pass token ids to `generate`."
-            )
-        return self.tokenizer.chat(messages, **template_kwargs)
+        return self._prompts.chat(messages, **template_kwargs)
 
     # Answers as they come.
 

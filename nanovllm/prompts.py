@@ -75,6 +75,14 @@ class PromptReader:
         self._check_token_ids(token_ids)
         return Prompt(text, token_ids, checked)
 
+    def chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
+        """A conversation as token ids, through the model's chat template."""
+        if self.tokenizer is None:
+            raise RequestError(
+                "A chat needs the tokenizer, which `skip_tokenizer_init` left out; pass token ids."
+            )
+        return self.tokenizer.chat(messages, **template_kwargs)
+
     def _check_token_ids(self, token_ids: tuple[Any, ...]) -> None:
         if not token_ids:
             raise RequestError("The prompt is empty; give at least one token.")
