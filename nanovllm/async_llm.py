@@ -179,10 +179,7 @@ class _Stream:
     def _enter(self, engine: "Engine") -> None:
         if self._was_left:
             return
-        prompt = self._prompt
-        self._request = engine.add(
-            prompt.token_ids, prompt.params, prompt=prompt.text, request_id=self._request_id
-        )
+        (self._request,) = engine.add([self._prompt], self._request_id)
         self._thread.subscribe(self._request, self._deliver)
 
     def _leave(self, engine: "Engine") -> None:

@@ -33,6 +33,7 @@ from nanovllm.core import (
 )
 from nanovllm.errors import RequestError
 from nanovllm.outputs import TokenDelta, TokenLogprobs
+from nanovllm.prompts import Prompt
 from nanovllm.records import EngineStats, StepRecord
 from nanovllm.request import Completion, Request
 from nanovllm.runtime.executor import Executor
@@ -85,50 +86,54 @@ class Engine:
         return bool(self._state.num_unfinished)
 
     def add(
-        self,
-        prompt_token_ids: ReadOnlySequence[int],
-        params: SamplingParams,
-        *,
-        prompt: str | None = None,
-        request_id: str | None = None,
-    ) -> Request:
-        """Queue a request.
+        self, prompts: ReadOnlySequence[Prompt], request_id: str | None = None
+    ) -> list[Request]:
+        """Queue prompts: all of them, or none if one is refused.
+
+        Args:
+            prompts: Checked by a `PromptReader`.
+            request_id: Of the one prompt that there then is. Default: made up.
 
         Raises:
-            RequestError: The id is taken, or the request can never run. Nothing was queued.
+            RequestError: The id is taken, or a request can never run.
         """
+        assert request_id is None or len(prompts) == 1, (request_id, len(prompts))
         with self._lock:
-            seq_ids = [next(self._seq_ids) for _ in range(params.n)]
-            if request_id is None:
-                request_id = f"request-{seq_ids[0]}"
             if request_id in self._requests:
                 raise RequestError(
                     f"`request_id` is {request_id!r}, which belongs to a live request; "
                     "use another or wait for its end."
                 )
-            state = self._state
-            completions = []
-            for index, seq_id in enumerate(seq_ids):
-                seq = Sequence.create(seq_id, prompt_token_ids, params)
-                state = admit(state, seq, self._limits)
-                completions.append(
-                    Completion(
-                        index,
-                        seq_id,
-                        self._seed(params, seq_id, index),
-                        params,
-                        self._detokenizer(prompt_token_ids, params),
-                    )
-                )
-            request = Request(
-                request_id, prompt, tuple(prompt_token_ids), completions, time.perf_counter()
-            )
+            state, requests = self._state, []
+            for prompt in prompts:
+                state, request = self._admit(state, prompt, request_id)
+                requests.append(request)
             self._state = state
-            self._requests[request_id] = request
-            self._by_seq_id.update({c.seq_id: (request, c) for c in completions})
-            self._totals["requests"] += 1
-            self._totals["prompt"] += len(prompt_token_ids)
-            return request
+            for request in requests:
+                self._requests[request.request_id] = request
+                self._by_seq_id.update({c.seq_id: (request, c) for c in request.completions})
+                self._totals["requests"] += 1
+                self._totals["prompt"] += len(request.prompt_token_ids)
+            return requests
+
+    def _admit(
+        self, state: EngineState, prompt: Prompt, request_id: str | None
+    ) -> tuple[EngineState, Request]:
+        """The state with a prompt's sequences in it, one per completion."""
+        params = prompt.params
+        completions = []
+        for index in range(params.n):
+            seq_id = next(self._seq_ids)
+            state = admit(state, Sequence.create(seq_id, prompt.token_ids, params), self._limits)
+            detokenizer = self._detokenizer(prompt.token_ids, params)
+            seed = self._seed(params, seq_id, index)
+            completions.append(Completion(index, seq_id, seed, params, detokenizer))
+        if request_id is None:
+            request_id = f"request-{completions[0].seq_id}"
+            while request_id in self._requests:
+                request_id += "-again"  # somebody gave a request of theirs this very name
+        arrival_s = time.perf_counter()
+        return state, Request(request_id, prompt.text, prompt.token_ids, completions, arrival_s)
 
     def abort(self, request_id: str) -> bool:
         """End a request; False if it is not live."""

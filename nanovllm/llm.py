@@ -128,7 +128,8 @@ class LLM:
         Returns:
             An iterator of `TokenDelta`. Closing or dropping it aborts the request.
         """
-        return DeltaStream(self._engine, self._add(self._prompts.read_one(prompt, sampling_params)))
+        (request,) = self._engine.add([self._prompts.read_one(prompt, sampling_params)])
+        return DeltaStream(self._engine, request)
 
     # The manual loop.
 
@@ -144,7 +145,8 @@ class LLM:
         Raises:
             RequestError: The prompt, its parameters or the id are invalid. Nothing was queued.
         """
-        request = self._add(self._prompts.read_one(prompt, sampling_params), request_id)
+        read = self._prompts.read_one(prompt, sampling_params)
+        (request,) = self._engine.add([read], request_id)
         self._manual[request.request_id] = request
         return request.request_id
 
@@ -209,15 +211,10 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _add(self, prompt: "Prompt", request_id: str | None = None) -> "Request":
-        return self._engine.add(
-            prompt.token_ids, prompt.params, prompt=prompt.text, request_id=request_id
-        )
-
     def _run(self, prompts: "list[Prompt]", show_progress: bool) -> list[RequestOutput]:
         requests: list[Request] = []
         try:
-            requests.extend(map(self._add, prompts))
+            requests = self._engine.add(prompts)
             with _progress(len(requests), shown=show_progress and bool(requests)) as advance:
                 for request in requests:
                     while not request.finished:

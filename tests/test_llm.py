@@ -132,10 +132,11 @@ def test_fewer_parameters_than_prompts_are_refused(llm):
 
 def test_one_request_that_can_never_fit_is_refused_and_its_batch_with_it():
     with tiny_llm(num_kvcache_blocks=2, kvcache_block_size=4) as llm:
-        with pytest.raises(RequestError, match="needs 5 blocks"):
-            llm.generate([[1, 2, 3], [1, 2, 3, 4, 5, 6]], greedy(16))
+        with pytest.raises(RequestError, match=r"needs 3 blocks.* has 2"):
+            llm.generate([[1, 2, 3], [1, 2, 3, 4, 5, 6]], greedy(5))
 
         assert is_idle(llm)
+        assert llm.stats().num_requests == 0
         assert len(llm.generate([1, 2, 3], greedy(5))[0].token_ids) == 5
 
 

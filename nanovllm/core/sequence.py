@@ -7,8 +7,8 @@ length. The log only ever grows past the lengths that exist, so no snapshot sees
 
 import enum
 from array import array
-from collections.abc import Iterable
-from typing import Any, Self
+from collections.abc import Collection, Iterable
+from typing import Any, Self, cast
 
 import attrs
 
@@ -345,19 +345,29 @@ def _restore(*fields: Any) -> Sequence:
     return SequenceDraft(*fields).freeze()
 
 
-def _to_log(token_ids: Iterable[int]) -> "array[int]":
-    """Copy a prompt into a new log, refusing what is no token id."""
-    ids = list(token_ids)
-    if not ids:
+def check_token_ids(token_ids: Collection[object], highest: int) -> None:
+    """Refuse a prompt that is empty or holds something other than ids from 0 to the highest.
+
+    Raises:
+        RequestError: Saying what, and what is allowed.
+    """
+    if not token_ids:
         raise RequestError("The prompt is empty; give at least one token.")
     # Comparing the set of types takes a fraction of the time of looking at each id in turn.
-    if set(map(type, ids)) != {int}:
-        wrong = next(item for item in ids if type(item) is not int)
+    if set(map(type, token_ids)) != {int}:
+        wrong = next(item for item in token_ids if type(item) is not int)
         raise RequestError(
             f"The prompt holds {wrong!r} of type {type(wrong).__name__}; "
             "token ids must be plain integers."
         )
-    if min(ids) < 0 or max(ids) > MAX_TOKEN_ID:
-        wrong = next(item for item in ids if not 0 <= item <= MAX_TOKEN_ID)
-        raise RequestError(f"The prompt holds token id {wrong}; ids are 0 to {MAX_TOKEN_ID}.")
+    ids = cast("Collection[int]", token_ids)
+    if min(ids) < 0 or max(ids) > highest:
+        wrong = next(item for item in ids if not 0 <= item <= highest)
+        raise RequestError(f"The prompt holds token id {wrong}; ids are 0 to {highest}.")
+
+
+def _to_log(token_ids: Iterable[int]) -> "array[int]":
+    """Copy a prompt into a new log, refusing what is no token id."""
+    ids = list(token_ids)
+    check_token_ids(ids, MAX_TOKEN_ID)
     return array("i", ids)

@@ -132,6 +132,20 @@ class StepPlan:
         return self.num_decode_tokens + self.num_prefill_tokens
 
 
+def check_prompt_length(num_prompt_tokens: int, max_model_len: int) -> None:
+    """Refuse a prompt that leaves no room for a token.
+
+    Raises:
+        RequestError: With both numbers.
+    """
+    if num_prompt_tokens >= max_model_len:
+        raise RequestError(
+            f"The prompt has {num_prompt_tokens} tokens but `max_model_len` is {max_model_len}, "
+            f"prompt and completion together; shorten the prompt to at most {max_model_len - 1} "
+            "tokens or raise `max_model_len`."
+        )
+
+
 def admit(state: EngineState, seq: Sequence, limits: SchedulerLimits) -> EngineState:
     """Add a sequence at the end of the queue.
 
@@ -139,12 +153,7 @@ def admit(state: EngineState, seq: Sequence, limits: SchedulerLimits) -> EngineS
         RequestError: The id is taken, or the sequence could never run under these limits.
     """
     num_prompt_tokens = seq.num_prompt_tokens
-    if num_prompt_tokens >= limits.max_model_len:
-        raise RequestError(
-            f"The prompt has {num_prompt_tokens} tokens but `max_model_len` is "
-            f"{limits.max_model_len}, prompt and completion together; shorten the prompt to at "
-            f"most {limits.max_model_len - 1} tokens or raise `max_model_len`."
-        )
+    check_prompt_length(num_prompt_tokens, limits.max_model_len)
     params = seq.sampling_params
     max_num_tokens = min(num_prompt_tokens + params.max_tokens, limits.max_model_len)
     pool = state.pool
