@@ -1,6 +1,7 @@
 """The composition root: from a model's name and options to an engine that runs."""
 
 import importlib.util
+import re
 import sys
 import threading
 import time
@@ -107,24 +108,20 @@ def find_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
+    named = re.fullmatch("cpu|cuda(?::([0-9]+))?", name)
+    if named is None:
+        raise ConfigError(f"`device` is {name!r} but must be 'auto', 'cpu', 'cuda' or 'cuda:N'.")
+    if name == "cpu":
+        return torch.device(name)
+    # Read here, as torch takes the number modulo 256: cuda:256 would be cuda:0.
+    index = int(named[1] or 0)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
         raise ConfigError(
-            f"`device` is {name!r} but must be 'auto', 'cpu', 'cuda' or 'cuda:N'."
-        ) from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"`device` is {name!r}; 'cpu' and 'cuda' are supported.")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = device.index or 0
-        if index >= count:
-            raise ConfigError(
-                f"`device` is {name!r} but torch {torch.__version__} sees {count} CUDA devices; "
-                "use 'cpu', or install a CUDA build of torch and check the driver."
-            )
-        device = torch.device("cuda", index)
-    return device
+            f"`device` is {name!r} but torch {torch.__version__} sees {count} CUDA devices; "
+            "use 'cpu', or install a CUDA build of torch and check the driver."
+        )
+    return torch.device("cuda", index)
 
 
 def read_device_facts(device: torch.device, model: ModelConfig) -> DeviceFacts:

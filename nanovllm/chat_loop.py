@@ -67,6 +67,9 @@ def _ask() -> str | None:
         except KeyboardInterrupt:
             sys.stderr.write("\n")
             continue
+        except UnicodeDecodeError as error:
+            _hint(f"What came on standard input is no text: {error}.")
+            continue
         return line if line else None
 
 

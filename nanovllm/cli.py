@@ -203,15 +203,24 @@ def _read_prompts(prompt: str | None, path: Path | None) -> list[str]:
         raise RequestError("Give a prompt, or - to read standard input, or `--prompts` a file.")
     if path is None:
         assert prompt is not None
-        return [sys.stdin.read() if prompt == "-" else prompt]
+        return [_read_stdin() if prompt == "-" else prompt]
     try:
-        lines = path.expanduser().read_text(encoding="utf-8").splitlines()
+        # "-sig": Windows' editors put a mark at the start. Newlines are translated to \n.
+        text = path.expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"`--prompts` is {str(path)!r}, which can't be read: {error}") from error
-    lines = [line for line in lines if line.strip()]
+    # Not splitlines, which also splits at marks that may stand inside a prompt, such as U+2028.
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if path.suffix == ".jsonl":
-        return [_prompt_of_line(number, line, path) for number, line in enumerate(lines, 1)]
-    return lines
+        return [_prompt_of_line(number, line, path) for number, line in lines]
+    return [line for _, line in lines]
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"What came on standard input is no text: {error}.") from error
 
 
 def _prompt_of_line(number: int, line: str, path: Path) -> str:

@@ -5,6 +5,7 @@ EngineConfig  +  ModelFacts  +  DeviceFacts  --resolve-->  ResolvedConfig
 
 import math
 from collections.abc import Callable, Mapping
+from os import PathLike
 from typing import Any
 
 import attrs
@@ -38,7 +39,10 @@ _FLAG = (lambda v: isinstance(v, bool), "True or False")
 _TEXT = (lambda v: isinstance(v, str) and v != "", "a name")
 
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "tokenizer": (lambda v: v is None or isinstance(v, str), "a folder, a hub id, or None"),
+    "tokenizer": (
+        lambda v: v is None or isinstance(v, str | PathLike),
+        "a folder, a hub id, or None",
+    ),
     "device": _TEXT,
     "dtype": (lambda v: v == "auto" or v in DTYPE_NAMES, f"'auto' or one of {DTYPE_NAMES}"),
     "max_model_len": _COUNT_OR_NONE,
@@ -93,7 +97,7 @@ class EngineConfig:
         skip_tokenizer_init: Load no tokenizer: prompts are token ids, outputs have no text.
     """
 
-    tokenizer: str | None = None
+    tokenizer: str | PathLike[str] | None = None
     device: str = "auto"
     dtype: str = "auto"
     max_model_len: int | None = None
@@ -302,8 +306,19 @@ def _resolve_num_blocks(
 ) -> int:
     """Blocks in the K/V cache: as asked, else what the memory allows and the limits can fill."""
     if config.num_kvcache_blocks is not None:
+        num_bytes = config.num_kvcache_blocks * block_bytes
+        if num_bytes > device.total_bytes:
+            raise ConfigError(
+                f"`num_kvcache_blocks` is {config.num_kvcache_blocks}, which takes {num_bytes} "
+                f"bytes, but {device.device} has {device.total_bytes}; lower it or leave it out."
+            )
         return config.num_kvcache_blocks
     if config.kv_cache_bytes is not None:
+        if config.kv_cache_bytes > device.total_bytes:
+            raise ConfigError(
+                f"`kv_cache_bytes` is {config.kv_cache_bytes} but {device.device} has "
+                f"{device.total_bytes}; lower it or leave it out."
+            )
         if config.kv_cache_bytes < block_bytes:
             raise ConfigError(
                 f"`kv_cache_bytes` is {config.kv_cache_bytes} but one block takes {block_bytes}; "
@@ -313,17 +328,21 @@ def _resolve_num_blocks(
     if device.is_cpu:
         budget = min(CPU_KV_CACHE_MAX_BYTES, math.floor(device.free_bytes * CPU_KV_CACHE_SHARE))
         why = f"{CPU_KV_CACHE_SHARE:.0%} of {device.free_bytes} free bytes, 4 GiB at most"
+        advice = "free some memory or give `kv_cache_bytes`"
     else:
         used = device.total_bytes - device.free_bytes
         budget = math.floor(device.total_bytes * config.gpu_memory_utilization) - used
         why = (
             f"{config.gpu_memory_utilization:.0%} of {device.total_bytes} bytes, less {used} in use"
         )
+        share = math.ceil((used + block_bytes) / device.total_bytes * 100) / 100
+        advice = "free some memory"
+        if share <= 1:
+            advice += f" or raise `gpu_memory_utilization` to at least {share}"
     if budget < block_bytes:
         raise ConfigError(
             f"No memory for the K/V cache: {why} leaves {budget} bytes, and one block takes "
-            f"{block_bytes}. Free some memory, give `kv_cache_bytes`, or raise "
-            "`gpu_memory_utilization` on a GPU."
+            f"{block_bytes}; {advice}."
         )
     num_blocks = min(budget // block_bytes, num_useful_blocks)
     notes.append(f"{num_blocks} K/V blocks of {block_bytes} bytes: {why}")

@@ -73,7 +73,10 @@ def _cuda() -> str:
         return f"torch {torch.__version__} is a CPU build"
     if not torch.cuda.is_available():
         return f"torch is built for CUDA {torch.version.cuda} but finds no device or driver"
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    try:
+        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    except RuntimeError as error:  # such as a GPU that another process has to itself
+        return f"CUDA {torch.version.cuda}: {error}"
     return f"CUDA {torch.version.cuda}: {', '.join(names)}"
 
 
@@ -95,7 +98,7 @@ def _choices() -> Iterator[Finding]:
     device = find_device("auto")
     try:
         resolved = resolve(EngineConfig(), facts, read_device_facts(device, config))
-    except ConfigError as error:
+    except (ConfigError, RuntimeError) as error:  # the second from a GPU that does not answer
         yield Finding("smollm2-135m", str(error))
         return
     yield Finding("device", f"{resolved.device}: the first that is there of cuda and cpu")

@@ -81,6 +81,7 @@ class RequestMetrics:
         finished_s: It ended.
         num_preemptions: How often it lost its blocks.
         num_tokens: Tokens of its first completion.
+        last_token_s: The last of these was known; None until the request ends.
     """
 
     arrival_s: float
@@ -89,6 +90,7 @@ class RequestMetrics:
     finished_s: float | None = None
     num_preemptions: int = 0
     num_tokens: int = 0
+    last_token_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:
@@ -97,11 +99,11 @@ class RequestMetrics:
 
     @property
     def mean_itl_s(self) -> float | None:
-        """Mean time between tokens; needs two."""
-        if self.finished_s is None or self.first_token_s is None or self.num_tokens < 2:
+        """Mean time between the tokens of the first completion; needs two."""
+        if self.last_token_s is None or self.first_token_s is None or self.num_tokens < 2:
             return None
         # -1: n tokens have n - 1 times between them.
-        return (self.finished_s - self.first_token_s) / (self.num_tokens - 1)
+        return (self.last_token_s - self.first_token_s) / (self.num_tokens - 1)
 
 
 @attrs.frozen

@@ -1,6 +1,6 @@
 """From what a caller passes to `generate` to checked token ids, before anything is queued."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as ReadOnlySequence
 from typing import Any
 
@@ -67,7 +67,7 @@ class PromptReader:
                 )
             token_ids = tuple(self.tokenizer.encode(prompt))
             text: str | None = prompt
-        elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | dict):
+        elif _is_list(prompt):
             text, token_ids = None, tuple(prompt)
         else:
             raise RequestError(
@@ -117,8 +117,15 @@ def is_single(prompts: Any) -> bool:
     return not any(isinstance(item, str | list | tuple) for item in prompts)
 
 
+def _is_list(value: Any) -> bool:
+    """Whether it gives things in an order of their own: no set or mapping, and no bytes."""
+    return isinstance(value, Iterable) and not isinstance(
+        value, bytes | bytearray | memoryview | Set | Mapping
+    )
+
+
 def _as_list(prompts: Any) -> list[Any]:
-    if isinstance(prompts, Iterable) and not isinstance(prompts, bytes | dict):
+    if _is_list(prompts):
         return list(prompts)
     raise RequestError(
         f"`prompts` is {prompts!r} of type {type(prompts).__name__}; "

@@ -148,6 +148,8 @@ class Request:
         self.completions = tuple(completions)
         self.num_cached_tokens: int | None = None
         self.metrics = RequestMetrics(arrival_s=arrival_s)
+        self._num_tokens = 0
+        self._last_token_s: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -167,11 +169,18 @@ class Request:
     def note_progress(self, now_s: float) -> None:
         """A token came, or the request ended, or both."""
         metrics = self.metrics
+        num_tokens = len(self.completions[0].token_ids)
+        if num_tokens > self._num_tokens:
+            self._num_tokens, self._last_token_s = num_tokens, now_s
         if metrics.first_token_s is None and any(c.token_ids for c in self.completions):
             metrics = attrs.evolve(metrics, first_token_s=now_s)
         if metrics.finished_s is None and self.finished:
-            num_tokens = len(self.completions[0].token_ids)
-            metrics = attrs.evolve(metrics, finished_s=now_s, num_tokens=num_tokens)
+            metrics = attrs.evolve(
+                metrics,
+                finished_s=now_s,
+                last_token_s=self._last_token_s,
+                num_tokens=num_tokens,
+            )
         self.metrics = metrics
 
     def take_deltas(self) -> list[TokenDelta]:

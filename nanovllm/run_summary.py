@@ -1,11 +1,11 @@
 """What a run came to, in a few figures: collected step by step, summed up at the end."""
 
-import resource
 import statistics
 import sys
 from typing import Self
 
 import attrs
+import psutil
 
 from nanovllm.outputs import RequestOutput
 from nanovllm.records import EngineStats, StepRecord
@@ -99,5 +99,10 @@ class RunSummary:
 
 def peak_memory_bytes() -> int:
     """Most memory that this process had resident."""
+    if sys.platform == "win32":
+        peak_on_windows: int = psutil.Process().memory_info().peak_wset
+        return peak_on_windows
+    import resource  # not on Windows
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB

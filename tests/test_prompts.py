@@ -113,9 +113,9 @@ BAD_IDS = [
     ([True], "True of type bool"),
     ([None], "None of type NoneType"),
     ([np.int64(1)], "of type int64"),
-    ([-1], "token id -1; the model's ids are 0 to 329"),
+    ([-1], "token id -1; ids are 0 to 329"),
     ([1, 2, -5, 3], "token id -5; "),
-    ([VOCAB_SIZE], "token id 330; the model's ids are 0 to 329"),
+    ([VOCAB_SIZE], "token id 330; ids are 0 to 329"),
     ([2**31], f"token id {2**31}; "),
     ([2**40], f"token id {2**40}; "),
     ([10**30, -1], f"token id {10**30}; "),
@@ -146,7 +146,7 @@ def test_refuses_a_bad_prompt_and_says_what_is_wrong(reader, prompt, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("prompt", "said"), NO_ORDER, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize(("prompt", "said"), NO_ORDER, ids=lambda value: type(value).__name__)
 def test_refuses_what_holds_numbers_but_is_no_list_of_ids(prompt, said):
     """Unordered things would give any order, and bytes are text that nobody encoded."""
     with pytest.raises(RequestError, match=said):
@@ -221,6 +221,8 @@ def test_text_needs_a_tokenizer():
     for prompts in ("walk", ["walk"], [[1], "walk"]):
         with pytest.raises(RequestError, match=r"no tokenizer \(`skip_tokenizer_init`\); pass tok"):
             NO_TEXT.read(prompts, PARAMS)
+    with pytest.raises(RequestError, match=r"`skip_tokenizer_init`.*pass token ids"):
+        NO_TEXT.chat([{"role": "user", "content": "walk"}])
 
 
 # Parameters

@@ -107,6 +107,20 @@ def test_the_time_between_tokens_ends_with_the_last_token():
     assert made.metrics.mean_itl_s == 1.0
 
 
+def test_shortcuts_are_those_of_the_first_completion():
+    made = request(2)
+    run(made, [("length", "-")])
+    made.completions[1].end(FinishReason.ABORT)
+
+    output = made.output()
+
+    assert output.token_ids == output["token_ids"] == output.outputs[0].token_ids == (5,)
+    assert output.text == output["text"] == ""
+    assert output.finish_reason == "length"
+    with pytest.raises(KeyError, match="'prompt'; an output has 'text' and 'token_ids'"):
+        output["prompt"]
+
+
 def test_what_is_noted_at_its_first_step_stays():
     made = request()
 

@@ -37,4 +37,7 @@ def _cgroup_quota(root: Path = _CGROUP_ROOT) -> float | None:
             return None
     if quota in ("max", "-1"):
         return None
-    return int(quota) / int(period)
+    try:
+        return int(quota) / int(period)
+    except (ValueError, ZeroDivisionError):  # some sandboxes have the files but nothing in them
+        return None

@@ -1,6 +1,7 @@
 """What a tokenizer is to the rest of the engine, and how to get the one of a model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any, Protocol
 
 import tokenizers
@@ -71,7 +72,7 @@ class Tokenizer(Protocol):
 def load_tokenizer(
     files: ModelFiles,
     *,
-    tokenizer: str | None = None,
+    tokenizer: str | PathLike[str] | None = None,
     progress: Callable[[str], None] = say,
 ) -> Tokenizer:
     """Load a model's tokenizer, or another one.
