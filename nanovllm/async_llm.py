@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as ReadOnlySequence
 from os import PathLike
@@ -45,6 +46,8 @@ class AsyncLLM:
         self._prompts: PromptReader
         self._engine, self._prompts = build_engine(model, config, on_step=on_step)
         self._thread: EngineThread = EngineThread(self._engine)
+        # Dropped without `close`: the thread, which keeps the engine alive, ends by itself.
+        weakref.finalize(self, self._thread.stop)
 
     async def generate(
         self,
@@ -184,7 +187,7 @@ class _Stream:
 
     def _leave(self, engine: "Engine") -> None:
         if self._request is not None:
-            engine.abort(self._request.request_id)
+            engine.abort_request(self._request)
 
     def _deliver(self, deltas: list[TokenDelta], has_ended: bool) -> None:
         with self._lock:

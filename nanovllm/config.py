@@ -33,7 +33,6 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
 
 
-_COUNT = (_is_count, "an integer >= 1")
 _COUNT_OR_NONE = (lambda v: v is None or _is_count(v), "an integer >= 1, or None")
 _FLAG = (lambda v: isinstance(v, bool), "True or False")
 _TEXT = (lambda v: isinstance(v, str) and v != "", "a name")
@@ -88,10 +87,10 @@ class EngineConfig:
         num_kvcache_blocks: Blocks in the K/V cache. Default: what the memory allows.
         kv_cache_bytes: The same in bytes.
         gpu_memory_utilization: Share of the GPU's memory that the engine may use in all.
-        enforce_eager: Capture no CUDA graphs.
-        graph_batch_sizes: Decode batch sizes to capture.
+        enforce_eager: Capture no CUDA graphs. No effect yet: none are captured.
+        graph_batch_sizes: Decode batch sizes to capture. No effect yet.
         enable_prefix_caching: Reuse the K/V of prompts that start alike.
-        attention_backend: "auto", or the name of one.
+        attention_backend: "auto", or one of `BACKENDS`.
         tensor_parallel_size: 1.
         seed: Seed from which requests without one of their own get theirs.
         skip_tokenizer_init: Load no tokenizer: prompts are token ids, outputs have no text.
@@ -173,7 +172,7 @@ class DeviceFacts:
 
 @attrs.frozen(kw_only=True)
 class ResolvedConfig:
-    """What runs. Every option has its value; `notes` says in words what was decided and why."""
+    """What runs: all that was left open is decided, and `notes` says in words what and why."""
 
     device: str
     dtype: str
@@ -222,6 +221,8 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
     notes: list[str] = []
     dtype = resolve_dtype(config, model, device)
     notes.append(f"dtype {dtype}: " + _why_dtype(config, model, dtype))
+    if device.is_cpu and dtype == "float16":
+        notes.append("float16 is slow on a CPU: bfloat16 and float32 are many times as fast")
     max_model_len = _resolve_max_model_len(config, model, notes)
     default_block_size = CPU_BLOCK_SIZE if device.is_cpu else GPU_BLOCK_SIZE
     block_size = config.kvcache_block_size or default_block_size
@@ -274,7 +275,7 @@ def _why_dtype(config: EngineConfig, model: ModelFacts, dtype: str) -> str:
     if config.dtype != "auto":
         return "as asked"
     if dtype == model.dtype:
-        return "as the checkpoint has it"
+        return "as the checkpoint's config names it"
     return f"the checkpoint has {model.dtype or 'no type'}, and this is the device's fast one"
 
 
@@ -345,5 +346,7 @@ def _resolve_num_blocks(
             f"{block_bytes}; {advice}."
         )
     num_blocks = min(budget // block_bytes, num_useful_blocks)
+    if num_blocks == num_useful_blocks:
+        why = "as many as `max_num_seqs` requests of `max_model_len` tokens can fill"
     notes.append(f"{num_blocks} K/V blocks of {block_bytes} bytes: {why}")
     return num_blocks

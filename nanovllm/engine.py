@@ -5,15 +5,17 @@
     state, outputs = postprocess(state, plan, sampled)
 
 Any thread may call it. One step runs at a time; a caller that wants its own request finished
-steps the engine until it is, and serves everybody else's on the way.
+steps the engine until it is, and serves everybody else's on the way. Whatever interrupts it, and
+wherever, it is whole again before anybody else gets hold of it.
 """
 
 import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as ReadOnlySequence
+from contextlib import contextmanager
 
 from xxhash import xxh64_intdigest
 
@@ -31,7 +33,7 @@ from nanovllm.core import (
     reset_prefix_cache,
     schedule,
 )
-from nanovllm.errors import RequestError
+from nanovllm.errors import NanoVLLMError, RequestError
 from nanovllm.outputs import TokenDelta, TokenLogprobs
 from nanovllm.prompts import Prompt
 from nanovllm.records import EngineStats, StepRecord
@@ -66,11 +68,13 @@ class Engine:
         self._state = EngineState.create(
             config.num_kvcache_blocks, config.kvcache_block_size, config.enable_prefix_caching
         )
-        self._lock = threading.RLock()
+        self._at_rest = self._state
+        self._lock = threading.Lock()
+        self._was_interrupted = False
+        self._is_closed = False
         self._seq_ids = itertools.count()
         self._requests: dict[str, Request] = {}
-        self._dropped: deque[str] = deque()
-        self._is_in_step = False
+        self._dropped: deque[Request] = deque()
         self._by_seq_id: dict[int, tuple[Request, Completion]] = {}
         self._totals = dict.fromkeys(
             ("steps", "requests", "prompt", "hits", "generated", "preemptions", "peak"), 0
@@ -78,8 +82,8 @@ class Engine:
 
     @property
     def state(self) -> EngineState:
-        """The current state, a value that is safe to keep."""
-        return self._state
+        """The state at rest, as of the last call that changed it: a value, safe to keep."""
+        return self._at_rest
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step would do something."""
@@ -98,7 +102,9 @@ class Engine:
             RequestError: The id is taken, or a request can never run.
         """
         assert request_id is None or len(prompts) == 1, (request_id, len(prompts))
-        with self._lock:
+        with self._exclusive():
+            if self._is_closed:
+                raise NanoVLLMError("The engine is closed; make a new one.")
             if request_id in self._requests:
                 raise RequestError(
                     f"`request_id` is {request_id!r}, which belongs to a live request; "
@@ -108,12 +114,12 @@ class Engine:
             for prompt in prompts:
                 state, request = self._admit(state, prompt, request_id)
                 requests.append(request)
-            self._state = state
             for request in requests:
                 self._requests[request.request_id] = request
                 self._by_seq_id.update({c.seq_id: (request, c) for c in request.completions})
                 self._totals["requests"] += 1
                 self._totals["prompt"] += len(request.prompt_token_ids)
+            self._state = state
             return requests
 
     def _admit(
@@ -136,31 +142,28 @@ class Engine:
         return state, Request(request_id, prompt.text, prompt.token_ids, completions, arrival_s)
 
     def abort(self, request_id: str) -> bool:
-        """End a request; False if it is not live."""
-        with self._lock:
+        """End the request of that id; False if there is none."""
+        with self._exclusive():
             request = self._requests.get(request_id)
-            if request is None:
-                return False
-            for completion in request.completions:
-                self._end(completion, FinishReason.ABORT)
-            self._settle([request], time.perf_counter())
-            return True
+            return request is not None and self._abort(request)
 
-    def abort_soon(self, request_id: str) -> None:
-        """End a request now, or, in the middle of a step, before the next one.
+    def abort_request(self, request: Request) -> bool:
+        """End this very request, whoever else may use its id by now; False if it has ended."""
+        with self._exclusive():
+            return self._abort(request)
 
-        For finalizers, which run in any thread at any point: this neither waits nor raises.
+    def abort_soon(self, request: Request) -> None:
+        """End a request now, or as soon as whoever holds the engine lets go of it.
+
+        For finalizers, which may run in any thread at any point, also in the middle of a step of
+        this very thread: it neither waits nor raises.
         """
-        self._dropped.append(request_id)
-        if not self._is_in_step and self._lock.acquire(blocking=False):
-            try:
-                self._abort_dropped()
-            finally:
-                self._lock.release()
+        self._dropped.append(request)
+        self._abort_dropped()
 
     def take_deltas(self, request: Request) -> list[TokenDelta]:
         """What is new in a request since the last call."""
-        with self._lock:
+        with self._exclusive():
             return request.take_deltas()
 
     def step(self) -> list[Request]:
@@ -169,43 +172,21 @@ class Engine:
         An exception in the model or the sampler ends the requests that were in the step, with
         the exception as their error, and leaves the engine fit for others.
         """
-        with self._lock:
-            start_s = time.perf_counter()
-            self._abort_dropped()
-            in_flight, plan = schedule(self._state, self._limits)
-            if not plan.scheduled:
-                self._state = in_flight
-                return []
-            self._state, self._is_in_step = in_flight, True
-            try:
-                self._note_plan(plan, start_s)
-                batch = build_batch(plan)
-                sampled_rows = batch.sampled_rows.tolist()
-                rows = [self._sampling_row(plan.scheduled[row]) for row in sampled_rows]
-                execute_s = time.perf_counter()
-                sampled = self._executor.run(batch, rows)
-                executed_s = time.perf_counter()
-                changed = self._take_in(plan, sampled_rows, sampled, executed_s)
-            except BaseException as error:
-                changed = self._fail(plan, error)
-                if isinstance(error, Exception):
-                    return changed
-                raise  # such as KeyboardInterrupt: the caller's to handle
-            finally:
-                self._is_in_step = False
-            self._totals["steps"] += 1
-            if self._on_step is not None:
-                self._on_step(self._record(plan, start_s, execute_s, executed_s))
-            return changed
+        with self._exclusive():
+            changed, record = self._step()
+        # Without holding the engine, so that a hook may call it.
+        if record is not None and self._on_step is not None:
+            self._on_step(record)
+        return changed
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
-        with self._lock:
+        with self._exclusive():
             self._state = reset_prefix_cache(self._state)
 
     def stats(self) -> EngineStats:
         """Totals so far."""
-        with self._lock:
+        with self._exclusive():
             totals, pool = self._totals, self._state.pool
             return EngineStats(
                 num_steps=totals["steps"],
@@ -224,16 +205,101 @@ class Engine:
 
     def close(self) -> None:
         """End every request and give the memory back; may be called twice."""
-        with self._lock:
-            for request_id in list(self._requests):
-                self.abort(request_id)
+        with self._exclusive():
+            for request in list(self._requests.values()):
+                self._abort(request)
+            self._is_closed = True
             self._executor.close()
+
+    # Who holds it.
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the engine, alone. What finalizers asked for meanwhile is done at the end."""
+        try:
+            with self._lock:
+                if self._was_interrupted:
+                    self._recover()
+                try:
+                    yield
+                except Exception:
+                    raise
+                except BaseException:  # such as KeyboardInterrupt, at any point
+                    self._was_interrupted = True
+                    self._recover()
+                    raise
+                finally:
+                    self._at_rest = self._state
+        finally:
+            self._abort_dropped()
 
     def _abort_dropped(self) -> None:
         while self._dropped:
-            self.abort(self._dropped.popleft())
+            is_held = False
+            try:
+                # Whoever does not get the lock leaves the rest to its holder, who looks after
+                # letting go.
+                is_held = self._lock.acquire(blocking=False)
+                if not is_held:
+                    return
+                self._abort(self._dropped.popleft())
+                self._at_rest = self._state
+            except IndexError:
+                return  # another thread was quicker
+            finally:
+                if is_held:
+                    self._lock.release()
+
+    def _recover(self) -> None:
+        """Make state and requests agree again after something was cut off in the middle."""
+        live = {seq.seq_id: seq for seq in (*self._state.running, *self._state.waiting)}
+        for seq_id, seq in live.items():
+            _, completion = self._by_seq_id.get(seq_id, (None, None))
+            in_flight = seq.num_scheduled_tokens > 0
+            if completion is None or completion.finish_reason is not None or in_flight:
+                self._state = abort(self._state, seq_id)
+        live = {seq.seq_id: seq for seq in (*self._state.running, *self._state.waiting)}
+        for seq_id, (_, completion) in self._by_seq_id.items():
+            if seq_id not in live:
+                completion.end(FinishReason.ABORT)
+            else:
+                num_known = len(completion.token_ids)
+                for token_id in live[seq_id].completion_token_ids[num_known:]:
+                    completion.append(token_id, None, None)
+        # A request of an `add` that was cut off has nobody who waits for it: it has just ended.
+        self._settle(list(self._requests.values()), time.perf_counter())
+        for seq_id in [s for s, (r, _) in self._by_seq_id.items() if r.finished]:
+            del self._by_seq_id[seq_id]
+        self._was_interrupted = False
+
+    def _abort(self, request: Request) -> bool:
+        if request.finished:
+            return False
+        for completion in request.completions:
+            self._end(completion, FinishReason.ABORT)
+        self._settle([request], time.perf_counter())
+        return True
 
     # One step, in the order in which it happens.
+
+    def _step(self) -> tuple[list[Request], StepRecord | None]:
+        start_s = time.perf_counter()
+        self._state, plan = schedule(self._state, self._limits)
+        if not plan.scheduled:
+            return [], None
+        try:
+            self._note_plan(plan, start_s)
+            batch = build_batch(plan)
+            sampled_rows = batch.sampled_rows.tolist()
+            rows = [self._sampling_row(plan.scheduled[row]) for row in sampled_rows]
+            execute_s = time.perf_counter()
+            sampled = self._executor.run(batch, rows)
+            executed_s = time.perf_counter()
+            changed = self._take_in(plan, sampled_rows, sampled, executed_s)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is these requests' end
+            return self._fail(plan, error), None
+        self._totals["steps"] += 1
+        return changed, self._record(plan, start_s, execute_s, executed_s)
 
     def _note_plan(self, plan: StepPlan, now_s: float) -> None:
         for seq_id in plan.preempted:
@@ -296,16 +362,14 @@ class Engine:
             self._state = abort(self._state, output.seq_id)  # a stop string ended it
         return request
 
-    def _fail(self, plan: StepPlan, error: BaseException) -> list[Request]:
+    def _fail(self, plan: StepPlan, error: Exception) -> list[Request]:
         """End what was in a step that did not get through."""
         changed: dict[str, Request] = {}
-        interrupted = not isinstance(error, Exception)
         for seq in plan.scheduled:
             if seq.seq_id not in self._by_seq_id:
                 continue  # it ended before the error
             request, completion = self._by_seq_id[seq.seq_id]
-            reason = FinishReason.ABORT if interrupted else FinishReason.ERROR
-            self._end(completion, reason, None if interrupted else _describe(error))
+            self._end(completion, FinishReason.ERROR, _describe(error))
             changed[request.request_id] = request
         self._settle(changed.values(), time.perf_counter())
         return list(changed.values())
@@ -360,5 +424,5 @@ class Engine:
         )
 
 
-def _describe(error: BaseException) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -53,11 +53,15 @@ class EngineThread:
         """Tell what is new in a request, until it ends. Only in the engine's thread."""
         self._subscribers[request.request_id] = (request, subscriber)
 
-    def close(self) -> None:
-        """End every request, then the thread; may be called twice, and from any other thread."""
+    def stop(self) -> None:
+        """Let the thread end every request and then itself, without waiting for it."""
         with self._lock:
             self._is_closing = True
         self._something_to_do.set()
+
+    def close(self) -> None:
+        """End every request, then the thread; may be called twice, and from any other thread."""
+        self.stop()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -74,7 +78,9 @@ class EngineThread:
                     # What `on_step` raises has no caller to go to; the engine itself is whole.
                     logging.getLogger("nanovllm").exception("the `on_step` hook failed")
             self._deliver()
-            if not self._engine.has_unfinished_requests() and not self._inbox:
+            is_idle = not self._engine.has_unfinished_requests() and not self._inbox
+            # Closing is looked at again: its signal may have come just before it was cleared.
+            if is_idle and not self._is_closing:
                 self._something_to_do.wait()
         self._engine.close()
         self._deliver()

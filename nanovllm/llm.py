@@ -145,6 +145,11 @@ class LLM:
         Raises:
             RequestError: The prompt, its parameters or the id are invalid. Nothing was queued.
         """
+        if request_id in self._manual:
+            raise RequestError(
+                f"`request_id` is {request_id!r}, whose output `step` has not returned yet; use "
+                "another, or call `step` first."
+            )
         read = self._prompts.read_one(prompt, sampling_params)
         (request,) = self._engine.add([read], request_id)
         self._manual[request.request_id] = request
@@ -158,7 +163,7 @@ class LLM:
             if self._engine.take_deltas(request):
                 outputs.append(request.output())
                 if request.finished:
-                    del self._manual[request.request_id]
+                    self._manual.pop(request.request_id, None)
         return outputs
 
     def has_unfinished_requests(self) -> bool:
@@ -178,7 +183,7 @@ class LLM:
 
     @property
     def state(self) -> "EngineState":
-        """The scheduler's current state: a value, safe to keep."""
+        """The scheduler's state between steps: a value, safe to keep."""
         return self._engine.state
 
     @property
@@ -223,7 +228,7 @@ class LLM:
         finally:
             # After an exception, such as KeyboardInterrupt, nothing of this call stays behind.
             for request in requests:
-                self._engine.abort(request.request_id)
+                self._engine.abort_request(request)
         return [request.output() for request in requests]
 
 
@@ -260,10 +265,10 @@ class DeltaStream:
 
     def close(self) -> None:
         """Abort the request, if it still runs."""
-        self._engine.abort(self._request.request_id)
+        self._engine.abort_request(self._request)
 
     def __del__(self) -> None:
-        self._engine.abort_soon(self._request.request_id)
+        self._engine.abort_soon(self._request)
 
 
 def _conversations(messages: Any) -> list[list[Message]]:

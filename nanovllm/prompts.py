@@ -92,7 +92,7 @@ class PromptReader:
                 f"`sampling_params` is {params!r} of type {type(params).__name__}; "
                 "it must be a SamplingParams."
             )
-        biased = (token_id for token_id, _ in params.logit_bias)
+        biased = (token_id for token_id, _ in params.logit_bias or ())
         for name, ids in (("stop_token_ids", params.stop_token_ids), ("logit_bias", biased)):
             for token_id in ids:
                 if token_id >= self.vocab_size:

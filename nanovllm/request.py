@@ -55,7 +55,7 @@ class Completion:
         if self._detokenizer is not None and (
             not ends_by_id or self.params.include_stop_str_in_output
         ):
-            # A stop string may end only after `min_tokens` tokens, this one included.
+            # Only a token after the first `min_tokens` may complete a stop string.
             active = len(self.token_ids) > self.params.min_tokens
             self._push(self._detokenizer.push([token_id]), active=active)
         if self._stop.stopped_by is not None:

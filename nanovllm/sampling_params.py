@@ -38,8 +38,6 @@ def _as_tuple(value: Any) -> Any:
 
 def _as_pairs(value: Any) -> Any:
     """The items of a mapping, as an immutable value."""
-    if value is None:
-        return ()
     return tuple(value.items()) if isinstance(value, Mapping) else value
 
 
@@ -72,7 +70,11 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("repetition_penalty", lambda v: _is_number(v) and v > 0, "a number > 0"),
     ("presence_penalty", lambda v: _is_number(v) and -2 <= v <= 2, "a number from -2 to 2"),
     ("frequency_penalty", lambda v: _is_number(v) and -2 <= v <= 2, "a number from -2 to 2"),
-    ("logit_bias", lambda v: _each(v, _is_bias), "a mapping of token ids >= 0 to numbers"),
+    (
+        "logit_bias",
+        lambda v: v is None or _each(v, _is_bias),
+        "None or a mapping of token ids >= 0 to numbers",
+    ),
     (
         "logprobs",
         lambda v: v is None or (_is_int(v) and 0 <= v <= MAX_LOGPROBS),
@@ -99,7 +101,7 @@ class SamplingParams:
             None: the engine derives one for the request.
         n: Number of completions of the prompt.
         max_tokens: Most tokens to generate.
-        min_tokens: Stop ids and stop strings do not end the request before this many tokens.
+        min_tokens: Only a token after this many may end the request, by id or by stop string.
         stop: Strings that end the text, wherever they fall on token borders. One, or several.
         stop_token_ids: Ids that end the request, besides the model's own end-of-text ids.
         ignore_eos: Go on past the model's end-of-text ids.
@@ -131,7 +133,9 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = attrs.field(default=(), converter=_as_pairs)
+    logit_bias: tuple[tuple[int, float], ...] | None = attrs.field(
+        default=None, converter=_as_pairs
+    )
     logprobs: int | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False

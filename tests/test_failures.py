@@ -8,6 +8,9 @@ from tests.checkpoints import greedy_tokens
 from tests.engines import greedy, is_idle, random_prompts, tiny_llm
 
 
+HOLDING_THE_LOCK = ("_exclusive", "_abort_dropped")
+
+
 class BrokenOnce:
     """An executor that raises at one call, and works before and after."""
 
@@ -89,23 +92,75 @@ def test_an_interrupt_anywhere_in_a_step_leaves_nothing_behind(monkeypatch):
                 assert llm.generate([1, 2], greedy(2))[0].finish_reason == "length"
 
 
-def test_a_stream_that_is_collected_in_the_middle_of_a_step_is_aborted_after_it(monkeypatch):
+@pytest.mark.parametrize("name", ["schedule", "build_batch", "postprocess", "admit", "abort"])
+def test_a_stream_that_is_collected_in_the_middle_of_anything_is_aborted_after_it(
+    monkeypatch, name
+):
     from nanovllm import engine as engine_module
 
     with tiny_llm() as llm:
         streams = [llm.stream([1, 2, 3], greedy(9))]
         next(streams[0])
-        postprocess = engine_module.postprocess
+        function = getattr(engine_module, name)
 
         def collecting(*args):
             streams.clear()  # as the garbage collector does with a cycle, at any allocation
-            return postprocess(*args)
+            return function(*args)
 
-        monkeypatch.setattr(engine_module, "postprocess", collecting)
+        monkeypatch.setattr(engine_module, name, collecting)
+        other = llm.stream([9], greedy(9))
+        next(other)
+        other.close()
         (output,) = llm.generate([7, 8], greedy(4))
 
         assert output.token_ids == greedy_tokens("llama", [7, 8], 4)
         assert is_idle(llm)
+
+
+def test_an_interrupt_at_any_line_leaves_state_and_requests_in_agreement():
+    """Raised by a trace function, at every 7th line that the engine runs."""
+    import sys
+    from pathlib import Path
+
+    import nanovllm
+
+    folder = str(Path(nanovllm.__file__).parent)
+
+    def interrupted_at(line, call):
+        count = 0
+
+        def trace(frame, event, _):
+            nonlocal count
+            code = frame.f_code
+            # Not where a lock is taken and let go: a trace function can cut in between the two
+            # halves of a `with`, which a signal can not.
+            if not code.co_filename.startswith(folder) or code.co_name in HOLDING_THE_LOCK:
+                return None
+            if event == "line":
+                count += 1
+                if count == line:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    with tiny_llm(attention_backend="torch") as llm:
+        line = 1
+        while interrupted_at(line, lambda: llm.generate([[1, 2, 3], [4]], greedy(2))):
+            assert llm.generate([5, 6], greedy(2))[0].finish_reason == "length"
+            assert is_idle(llm)
+            line += 7
+
+        assert line > 700, "there were that many lines to interrupt"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -6,7 +6,8 @@ import weakref
 
 import pytest
 
-from nanovllm import ConfigError, RequestError, SamplingParams
+from nanovllm import ConfigError, NanoVLLMError, RequestError, SamplingParams
+from nanovllm.core import check
 from tests.checkpoints import VOCAB_SIZE, greedy_tokens
 from tests.engines import greedy, is_idle, random_prompts, tiny_llm
 
@@ -252,6 +253,70 @@ def test_the_state_is_safe_to_keep(llm):
 
     assert kept.running[0].token_ids == tokens
     assert kept is not llm.state
+
+
+def test_the_state_is_seen_at_rest_also_while_a_step_runs():
+    seen = []
+
+    class Looking:
+        def __init__(self, executor):
+            self.executor, self.close = executor, executor.close
+
+        def run(self, batch, rows):
+            thread = threading.Thread(target=lambda: seen.append(llm.state))
+            thread.start()
+            thread.join()
+            return self.executor.run(batch, rows)
+
+    with tiny_llm() as llm:
+        llm._engine._executor = Looking(llm._engine._executor)
+        llm.generate(random_prompts(3), greedy(4))
+
+    assert len(seen) == 4
+    for state in seen:
+        check(state, at_rest=True)
+
+
+def test_a_finished_stream_leaves_a_later_request_of_its_name_alone(llm):
+    stream = llm.stream([1, 2], greedy(2))
+    list(stream)
+    llm.add_request([3], greedy(9), request_id=stream.request_id)
+    stream.close()
+    del stream
+    outputs = []
+    while llm.has_unfinished_requests():
+        outputs += llm.step()
+
+    assert outputs[-1].finish_reason == "length"
+
+
+def test_threads_may_share_the_manual_loop(llm):
+    collected = []
+
+    def work():
+        while llm.has_unfinished_requests():
+            collected.extend(output for output in llm.step() if output.finished)
+
+    for index, prompt in enumerate(random_prompts(30)):
+        llm.add_request(prompt, greedy(1 + index % 4))
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert {output.finish_reason for output in collected} == {"length"}
+    assert len({output.request_id for output in collected}) == 30
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "add_request"])
+def test_a_closed_engine_says_so(call):
+    llm = tiny_llm(attention_backend="torch")
+    llm.close()
+    with pytest.raises(NanoVLLMError, match="closed"):
+        getattr(llm, call)([1, 2])
+
+    assert llm.step() == []
 
 
 def test_resetting_the_prefix_cache_forgets_it(llm):

@@ -271,12 +271,15 @@ class PoolEditor:
             key = xxh64_intdigest(tokens, key)
             place = key & mask
             found = shards[place].get(key)
-            if found is not None:
-                same = found.parent_id == parent_id and found.tokens == tokens
-                parent_id = found.prefix_id if same else NO_PREFIX_ID
-            elif key == NO_KEY:
+            if found is not None and found.parent_id == parent_id and found.tokens == tokens:
+                parent_id = found.prefix_id
+            elif key == NO_KEY or (found is not None and found.tokens != tokens):
                 parent_id = NO_PREFIX_ID
             else:
+                if found is not None:
+                    # Its parent was evicted and came back under another number, so that nobody
+                    # can find it any more: this block takes its place.
+                    keys[found.block_id] = NO_KEY
                 if place not in owned:
                     self._own_shard(place)
                 shards[place][key] = new_tuple(

@@ -138,6 +138,18 @@ def test_forgetting_prefixes_frees_nothing_and_finds_nothing():
     assert refilled.find_prefix(log(1, 2, 3, 4, 5, 6, 7), 7)[0] == again
 
 
+def test_a_block_whose_parent_was_evicted_does_not_keep_the_same_prefix_out_for_ever():
+    pool, block_ids, _ = hold(make(4), log(1, 2, 3, 4))
+    pool = release(pool, block_ids[:1])  # as if the head's sequence had ended first
+    editor = pool.thaw()
+    editor.release(editor.take(3))  # evicts the head; its child stays, held and unreachable
+    pool, again, _ = hold(editor.freeze(), log(1, 2, 3, 4))
+
+    assert pool.find_prefix(log(1, 2, 3, 4, 5), 5)[0] == again
+    assert pool.keys[block_ids[1]] == 0
+    assert pool.num_cached == 2
+
+
 class TestCollidingKeys:
     """With a hash of almost no bits, wrong hits would be everywhere if keys were trusted."""
 

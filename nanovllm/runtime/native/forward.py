@@ -241,6 +241,8 @@ def forward_job(
             inner.ctypes.data, num_inputs, change.ctypes.data,
         )  # fmt: skip
         phase += PHASES_PER_LAYER
+    if num_logits == 0:
+        return  # only prompts that were cut short: nothing is drawn, and no row is padded from none
     r = claim(counters, phase)
     while r < num_logits:
         m = logits_indices[r]

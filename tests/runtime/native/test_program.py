@@ -159,6 +159,78 @@ def test_closing_ends_the_threads_and_may_be_repeated(make_program):
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("num_tokens", [1, 3, 9])
+def test_a_batch_that_draws_nothing_writes_no_logits(make_program, num_tokens):
+    program = make_program("llama")
+    program._logits[:] = 7
+    batch = make_batch([(list(range(num_tokens)), 0, [0, 1, 2])])
+    logits = program.run(attrs.evolve(batch, logits_indices=batch.logits_indices[:0]))
+
+    assert logits.shape == (0, VOCAB_SIZE)
+    assert (program._logits == 7).all()
+
+
+class GuardedNumpy:
+    """numpy whose new arrays lie between guards, to see what is written beside them."""
+
+    GUARD_BYTES = 4096
+
+    def __init__(self):
+        self.arrays = []
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+    def zeros(self, shape, dtype):
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        raw = np.full(num_bytes + 2 * self.GUARD_BYTES, 0xA5, np.uint8)
+        inner = raw[self.GUARD_BYTES : self.GUARD_BYTES + num_bytes]
+        inner[:] = 0
+        self.arrays.append((shape, raw))
+        return inner.view(dtype).reshape(shape)
+
+    def touched(self):
+        """Shapes of the arrays beside which something was written."""
+        guard = self.GUARD_BYTES
+        return [
+            shape
+            for shape, raw in self.arrays
+            if (raw[:guard] != 0xA5).any() or (raw[-guard:] != 0xA5).any()
+        ]
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_num_batched_tokens"), [(1, 1), (2, 7), (3, 3), (5, 64), (9, 9)]
+)
+def test_nothing_is_written_beside_the_buffers(monkeypatch, max_num_seqs, max_num_batched_tokens):
+    from nanovllm import LLM
+    from nanovllm.runtime import kv_cache as kv_cache_module
+    from nanovllm.runtime.native import program as program_module
+    from nanovllm.runtime.native import team as team_module
+    from tests.checkpoints import checkpoint_folder
+    from tests.engines import greedy, random_prompts
+
+    guarded = GuardedNumpy()
+    for module in (program_module, team_module, kv_cache_module):
+        monkeypatch.setattr(module, "np", guarded)
+    for name in ("mistral", "qwen3"):  # groups of 4 and of 2
+        with LLM(
+            checkpoint_folder(name),
+            device="cpu",
+            attention_backend="native",
+            skip_tokenizer_init=True,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            kvcache_block_size=3,
+            num_kvcache_blocks=40,
+        ) as llm:
+            llm.generate(random_prompts(6), greedy(5))
+
+    assert len(guarded.arrays) > 40
+    assert guarded.touched() == []
+
+
 def test_logits_are_overwritten_by_the_next_run(make_program):
     program = make_program("llama")
     rows = random_rows(0, 1, seed=11)
