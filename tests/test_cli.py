@@ -44,11 +44,11 @@ def test_generates_128_tokens_if_nothing_else_is_said():
 
 
 @pytest.mark.parametrize("text", ["The quick", "The quick\n", "two\nlines 🌶\n\n"])
-def test_a_dash_reads_the_prompt_from_standard_input_as_it_is(llm, text):
+def test_a_dash_reads_the_prompt_from_standard_input_less_one_last_newline(llm, text):
     result = run("generate", "-", input=text)
 
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == answer(llm, text) + "\n"
+    assert result.stdout == answer(llm, text.removesuffix("\n")) + "\n"
 
 
 def test_completes_each_line_of_a_text_file_in_order(llm, tmp_path):

@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], ["Give a prompt", "`--prompts`"]),
-        (["text", "--prompts", "p.txt"], ["Give a prompt"]),
+        ([], ["Give one of the two", "`--prompts`"]),
+        (["text", "--prompts", "p.txt"], ["Give one of the two"]),
         ([""], ["The prompt is empty"]),
         (["text", "--temperature", "-1"], ["`temperature` is -1.0"]),
         (["text", "--temperature", "nan"], ["`temperature` is nan"]),

@@ -165,7 +165,7 @@ def test_a_lone_stop_string_is_one_string_and_not_its_letters(given):
 def test_none_stands_for_no_stop_and_no_bias():
     params = SamplingParams(stop=None, stop_token_ids=None, logit_bias=None)
 
-    assert (params.stop, params.stop_token_ids, params.logit_bias) == ((), (), ())
+    assert (params.stop, params.stop_token_ids, params.logit_bias) == ((), (), None)
 
 
 def test_changing_what_was_passed_afterwards_changes_nothing():
