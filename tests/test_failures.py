@@ -7,7 +7,6 @@ from nanovllm import SamplingParams
 from tests.checkpoints import greedy_tokens
 from tests.engines import greedy, is_idle, random_prompts, tiny_llm
 
-
 HOLDING_THE_LOCK = ("_exclusive", "_abort_dropped")
 
 
