@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--python", action="append", default=[], metavar="ENGINE=PYTHON")
+    parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), metavar="N")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -221,7 +222,7 @@ def main() -> None:
         if name in pythons or importlib.util.find_spec(module) is not None
     ]
     print(f"engines: {', '.join(engines)}; {options.threads} threads, {options.rounds} rounds")
-    for case in CASES:
+    for case in (CASES[place] for place in options.cases):
         results: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
         for _ in range(options.rounds):
             for name in engines:
