@@ -26,15 +26,16 @@ def test_greedy_tokens_are_those_of_transformers_for_every_family(name, backend)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_schedule_changes_a_greedy_token(schedule, backend):
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral"])
+def test_no_schedule_changes_a_greedy_token(name, schedule, backend):
     prompts = random_prompts(8, seed=1)
-    with tiny_llm("qwen3", attention_backend=backend, **SCHEDULES[schedule]) as llm:
+    with tiny_llm(name, attention_backend=backend, **SCHEDULES[schedule]) as llm:
         first = llm.generate(prompts, greedy(NUM_TOKENS))
         again = llm.generate(prompts, greedy(NUM_TOKENS))  # now with prefix hits
         stats = llm.stats()
 
         assert is_idle(llm)
-    want = expected("qwen3", prompts)
+    want = expected(name, prompts)
     assert [output.token_ids for output in first] == want
     assert [output.token_ids for output in again] == want
     if schedule == "preempted":
