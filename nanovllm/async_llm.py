@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from collections.abc import Sequence as ReadOnlySequence
 from os import PathLike
 from types import TracebackType
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nanovllm.config import EngineConfig, ResolvedConfig
 from nanovllm.outputs import RequestOutput, TokenDelta
-from nanovllm.records import EngineStats
+from nanovllm.records import EngineStats, StepHook
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -117,6 +117,17 @@ class AsyncLLM:
     def stats(self) -> EngineStats:
         """Totals since the engine was made. May wait for a step to end."""
         return self._engine.stats()
+
+    def describe(self) -> dict[str, Any]:
+        """Engine, model, device, configuration and memory, in values that JSON can hold."""
+        return self._engine.describe()
+
+    def subscribe(self, hook: StepHook) -> Callable[[], None]:
+        """Call a hook in the engine's thread after every step from now on; returns what ends it.
+
+        May wait for a step to end, as may the function that it returns.
+        """
+        return self._engine.subscribe(hook)
 
     def close(self) -> None:
         """Abort what runs, end the thread, give the memory back. May be called twice."""

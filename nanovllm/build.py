@@ -5,7 +5,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
 
@@ -22,6 +22,7 @@ from nanovllm.config import (
 )
 from nanovllm.engine import Engine
 from nanovllm.errors import ConfigError
+from nanovllm.facts import read_facts
 from nanovllm.hub import FilesKind, ModelFiles, find_model
 from nanovllm.model.checkpoint import Checkpoint
 from nanovllm.model.config import ModelConfig, read_model_config, read_token_ids
@@ -31,7 +32,7 @@ from nanovllm.model.linear import PlainLinear, make_packed
 from nanovllm.model.safetensors_checkpoint import open_folder
 from nanovllm.model.weights import DTYPES, load_decoder
 from nanovllm.prompts import PromptReader
-from nanovllm.records import StepRecord
+from nanovllm.records import StepHook
 from nanovllm.runtime.executor import Executor, TorchExecutor
 from nanovllm.runtime.kv_cache import allocate_kv_cache
 from nanovllm.runtime.threads import usable_threads
@@ -45,7 +46,7 @@ def build_engine(
     model: str | PathLike[str],
     config: EngineConfig,
     *,
-    on_step: Callable[[StepRecord], None] | None = None,
+    on_step: StepHook | None = None,
 ) -> tuple[Engine, PromptReader]:
     """Load a model and everything it needs, in the order in which mistakes are cheapest to find."""
     device = find_device(config.device)
@@ -68,9 +69,10 @@ def build_engine(
         progress=_LoadProgress(files.name),
     )
     resolved = resolve(config, model_facts, read_device_facts(device, model_config))
+    facts = read_facts(files.name, decoder, device, kv_cache_bytes=resolved.kv_cache_bytes)
     executor = _make_executor(decoder, resolved, device)
     reader = PromptReader(tokenizer, model_config.vocab_size, resolved.max_model_len)
-    return Engine(resolved, executor, tokenizer, on_step), reader
+    return Engine(resolved, executor, tokenizer, on_step, facts), reader
 
 
 def _make_executor(decoder: Decoder, config: ResolvedConfig, device: torch.device) -> Executor:

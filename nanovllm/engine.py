@@ -13,10 +13,12 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as ReadOnlySequence
 from contextlib import contextmanager
+from typing import Any
 
+import attrs
 from xxhash import xxh64_intdigest
 
 from nanovllm.config import ResolvedConfig
@@ -36,7 +38,7 @@ from nanovllm.core import (
 from nanovllm.errors import NanoVLLMError, RequestError
 from nanovllm.outputs import TokenDelta, TokenLogprobs
 from nanovllm.prompts import Prompt
-from nanovllm.records import EngineStats, StepRecord
+from nanovllm.records import EngineStats, RequestRecord, StepHook, StepRecord
 from nanovllm.request import Completion, Request
 from nanovllm.runtime.executor import Executor
 from nanovllm.runtime.sampler import Sampled, SamplingRow
@@ -58,13 +60,17 @@ class Engine:
         config: ResolvedConfig,
         executor: Executor,
         tokenizer: Tokenizer | None,
-        on_step: Callable[[StepRecord], None] | None = None,
+        on_step: StepHook | None = None,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config
+        self._facts = dict(facts or {})
         self._limits = config.limits
         self._executor = executor
         self._tokenizer = tokenizer
-        self._on_step = on_step
+        # A tuple that is replaced, never changed: a step may be going through it.
+        self._hooks: tuple[StepHook, ...] = () if on_step is None else (on_step,)
+        self._ended: list[RequestRecord] = []  # since the last record
         self._state = EngineState.create(
             config.num_kvcache_blocks, config.kvcache_block_size, config.enable_prefix_caching
         )
@@ -175,9 +181,33 @@ class Engine:
         with self._exclusive():
             changed, record = self._step()
         # Without holding the engine, so that a hook may call it.
-        if record is not None and self._on_step is not None:
-            self._on_step(record)
+        if record is not None:
+            for hook in self._hooks:
+                hook(record)
         return changed
+
+    def subscribe(self, hook: StepHook) -> Callable[[], None]:
+        """Call a hook after every step from now on; returns the function that ends it."""
+        with self._exclusive():
+            self._hooks = (*self._hooks, hook)
+
+        def unsubscribe() -> None:
+            with self._exclusive():
+                self._hooks = tuple(other for other in self._hooks if other is not hook)
+
+        return unsubscribe
+
+    def describe(self) -> dict[str, Any]:
+        """What runs here, in values that JSON can hold: see `nanovllm.facts`."""
+        return {
+            **self._facts,
+            "config": attrs.asdict(
+                self.config,
+                value_serializer=lambda _, __, value: (
+                    sorted(value) if isinstance(value, frozenset) else value
+                ),
+            ),
+        }
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix."""
@@ -289,17 +319,20 @@ class Engine:
             return [], None
         try:
             self._note_plan(plan, start_s)
+            execute_s = time.perf_counter()
             batch = build_batch(plan)
             sampled_rows = batch.sampled_rows.tolist()
             rows = [self._sampling_row(plan.scheduled[row]) for row in sampled_rows]
-            execute_s = time.perf_counter()
             sampled = self._executor.run(batch, rows)
             executed_s = time.perf_counter()
             changed = self._take_in(plan, sampled_rows, sampled, executed_s)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is these requests' end
             return self._fail(plan, error), None
         self._totals["steps"] += 1
-        return changed, self._record(plan, start_s, execute_s, executed_s)
+        if not self._hooks:
+            return changed, None
+        times_s = (start_s, execute_s, executed_s)
+        return changed, self._record(plan, sampled_rows, sampled, times_s)
 
     def _note_plan(self, plan: StepPlan, now_s: float) -> None:
         for seq_id in plan.preempted:
@@ -384,25 +417,52 @@ class Engine:
         for request in requests:
             request.note_progress(now_s)
             if request.finished:
+                if self._hooks and request.request_id in self._requests:
+                    self._ended.append(request.record())
                 self._requests.pop(request.request_id, None)
                 for completion in request.completions:
                     self._by_seq_id.pop(completion.seq_id, None)
 
     def _record(
-        self, plan: StepPlan, start_s: float, execute_s: float, executed_s: float
+        self,
+        plan: StepPlan,
+        sampled_rows: list[int],
+        sampled: Sampled,
+        times_s: tuple[float, float, float],
     ) -> StepRecord:
+        start_s, execute_s, executed_s = times_s
+        pool = self._state.pool
+        ended, self._ended = tuple(self._ended), []
+        end_s = time.perf_counter()
         return StepRecord(
             index=self._totals["steps"] - 1,  # -1: this step is counted already
             start_s=start_s,
+            end_s=end_s,
+            num_rows=len(plan.scheduled),
             num_decode_tokens=plan.num_decode_tokens,
             num_prefill_tokens=plan.num_prefill_tokens,
+            num_prefix_hit_tokens=sum(num_tokens for _, num_tokens in plan.prefix_hits),
             num_waiting=len(self._state.waiting),
             num_running=len(self._state.running),
-            num_free_blocks=self._state.pool.num_free,
+            num_free_blocks=pool.num_free,
+            num_used_blocks=pool.num_used,
+            num_cached_blocks=pool.num_cached,
             num_preempted=len(plan.preempted),
+            mode=self._executor.mode,
+            bucket=None,
+            fallback=None,
             schedule_s=execute_s - start_s,
             execute_s=executed_s - execute_s,
-            postprocess_s=time.perf_counter() - executed_s,
+            postprocess_s=end_s - executed_s,
+            pack_s=0.0,
+            submit_s=0.0,
+            wait_s=0.0,
+            sampled=tuple(
+                plan.scheduled[row].seq_id
+                for row, token_id in zip(sampled_rows, sampled.token_ids, strict=True)
+                if token_id is not None
+            ),
+            finished=ended,
         )
 
     # What a request starts with.

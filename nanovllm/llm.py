@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from nanovllm.config import EngineConfig, ResolvedConfig
 from nanovllm.errors import RequestError
 from nanovllm.outputs import RequestOutput, TokenDelta
-from nanovllm.records import EngineStats, StepRecord
+from nanovllm.records import EngineStats, StepHook
 from nanovllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LLM:
         self,
         model: str | PathLike[str],
         *,
-        on_step: Callable[[StepRecord], None] | None = None,
+        on_step: StepHook | None = None,
         **options: Any,
     ) -> None:
         """Load a model.
@@ -194,6 +194,14 @@ class LLM:
     def stats(self) -> EngineStats:
         """Totals since the engine was made."""
         return self._engine.stats()
+
+    def describe(self) -> dict[str, Any]:
+        """Engine, model, device, configuration and memory, in values that JSON can hold."""
+        return self._engine.describe()
+
+    def subscribe(self, hook: StepHook) -> Callable[[], None]:
+        """Call a hook after every step from now on, as `on_step`; returns what ends it."""
+        return self._engine.subscribe(hook)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix; requests in flight go on."""

@@ -12,6 +12,7 @@ from nanovllm.outputs import (
     TokenDelta,
     TokenLogprobs,
 )
+from nanovllm.records import RequestRecord
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.text.detokenizer import IncrementalDetokenizer
 from nanovllm.text.stop_strings import StopChecker
@@ -190,6 +191,25 @@ class Request:
             for completion in self.completions
             if completion.has_delta
         ]
+
+    def record(self) -> RequestRecord:
+        """What became of it; it must have ended."""
+        metrics, reason = self.metrics, self.completions[0].finish_reason
+        assert metrics.finished_s is not None
+        assert reason is not None
+        return RequestRecord(
+            request_id=self.request_id,
+            seq_ids=tuple(completion.seq_id for completion in self.completions),
+            arrival_s=metrics.arrival_s,
+            first_scheduled_s=metrics.first_scheduled_s,
+            first_token_s=metrics.first_token_s,
+            finished_s=metrics.finished_s,
+            num_prompt_tokens=len(self.prompt_token_ids),
+            num_prefix_hit_tokens=self.num_cached_tokens or 0,
+            num_generated_tokens=sum(len(c.token_ids) for c in self.completions),
+            num_preemptions=metrics.num_preemptions,
+            finish_reason=reason.value,
+        )
 
     def output(self) -> RequestOutput:
         """The request so far."""

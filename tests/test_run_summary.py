@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from nanovllm import CompletionOutput, RequestOutput
-from nanovllm.engine import EngineStats, StepRecord
+from nanovllm.records import EngineStats, StepRecord
 from nanovllm.outputs import RequestMetrics
 from nanovllm.run_summary import RunSummary, StepLog, peak_memory_bytes
 
@@ -28,15 +28,28 @@ def step(end_s, *, decodes=1, prefills=0):
     return StepRecord(
         index=0,
         start_s=end_s - 0.5,
+        end_s=end_s,
+        num_rows=1,
         num_decode_tokens=decodes,
         num_prefill_tokens=prefills,
+        num_prefix_hit_tokens=0,
         num_waiting=0,
         num_running=0,
         num_free_blocks=0,
+        num_used_blocks=1,
+        num_cached_blocks=0,
         num_preempted=0,
+        mode="eager",
+        bucket=None,
+        fallback=None,
         schedule_s=0.125,
         execute_s=0.25,
         postprocess_s=0.125,
+        pack_s=0.0,
+        submit_s=0.0,
+        wait_s=0.0,
+        sampled=(0,),
+        finished=(),
     )
 
 

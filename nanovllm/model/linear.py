@@ -10,7 +10,10 @@ COMMON_NUM_ROWS = 1
 
 
 class Linear(Protocol):
-    """`x [T, in] -> [T, out]`."""
+    """`x [T, in] -> [T, out]`; `weight` and `bias` are all that it keeps in memory."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply."""

@@ -14,6 +14,10 @@ from nanovllm.runtime.sampler import Sampled, SamplingRow, sample
 class Executor(Protocol):
     """What the engine needs of a device."""
 
+    @property
+    def mode(self) -> str:
+        """How it runs steps, for `StepRecord.mode`."""
+
     def run(self, batch: Batch, rows: ReadOnlySequence[SamplingRow]) -> Sampled:
         """Compute a batch and draw one token for each of `batch.sampled_rows`, given in order."""
 
@@ -23,6 +27,8 @@ class Executor(Protocol):
 
 class TorchExecutor:
     """Runs the decoder eagerly, on a CPU or on a GPU."""
+
+    mode = "eager"
 
     def __init__(
         self,

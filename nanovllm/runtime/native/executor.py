@@ -10,6 +10,8 @@ from nanovllm.runtime.sampler import Sampled, SamplingRow, sample
 class NativeExecutor:
     """See `nanovllm.runtime.executor.Executor`."""
 
+    mode = "native"
+
     def __init__(self, program: NativeProgram) -> None:
         self._program: NativeProgram | None = program
 

@@ -1,0 +1,83 @@
+"""Facts of an engine for reports: which model on which device, and the bytes that it holds."""
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import attrs
+import torch
+
+from nanovllm.model.decoder import Decoder
+from nanovllm.model.linear import Linear
+
+
+def read_facts(
+    name: str, decoder: Decoder, device: torch.device, *, kv_cache_bytes: int
+) -> dict[str, Any]:
+    """Facts in values that JSON can hold.
+
+    Returns:
+        `engine` (name, version), `model` (name and shape), `device` (type, index, uuid, name),
+        `memory` (weights_bytes, kv_cache_bytes) and `graphs` (captures, degraded).
+    """
+    shape = attrs.asdict(decoder.config, recurse=False)
+    plain = {key: value for key, value in shape.items() if isinstance(value, int | float | str)}
+    return {
+        "engine": {"name": "nanovllm", "version": package_version()},
+        "model": {"name": name, **plain},
+        "device": _device_facts(device),
+        "memory": {"weights_bytes": weights_bytes(decoder), "kv_cache_bytes": kv_cache_bytes},
+        "graphs": {"captures": [], "degraded": None},
+    }
+
+
+def package_version() -> str:
+    """This package's version; "unknown" when it runs from a folder that was never installed."""
+    try:
+        return version("nanovllm")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def weights_bytes(decoder: Decoder) -> int:
+    """Bytes of a decoder's weights; what several layers share counts once."""
+    tensors = [decoder.embedding, decoder.final_norm, decoder.frequencies, *_tensors(decoder)]
+    # By identity: a weight that oneDNN has packed has no storage to tell it by.
+    unique = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
+    return sum(unique.values())
+
+
+def _tensors(decoder: Decoder) -> list[torch.Tensor]:
+    linears: list[Linear] = [decoder.lm_head]
+    norms: list[torch.Tensor | None] = []
+    for layer in decoder.layers:
+        linears += [layer.qkv, layer.output, layer.gate_up, layer.down]
+        norms += [layer.input_norm, layer.query_norm, layer.key_norm, layer.post_norm]
+    parts = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
+    return [tensor for tensor in (*parts, *norms) if tensor is not None]
+
+
+def _device_facts(device: torch.device) -> dict[str, Any]:
+    if device.type == "cpu":
+        return {"type": "cpu", "index": None, "uuid": None, "name": cpu_name()}
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "type": "cuda",
+        "index": device.index,
+        "uuid": str(properties.uuid),
+        "name": properties.name,
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass  # not Linux
+    # Delayed: rarely needed.
+    import platform
+
+    return platform.processor() or platform.machine()
