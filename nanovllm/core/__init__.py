@@ -13,20 +13,15 @@ Snapshots are safe to read from any thread; the transitions of one state belong 
 time, since successive snapshots share an append-only token log.
 """
 
+from nanovllm.core.admission import abort, admit, expire, reset_prefix_cache
 from nanovllm.core.batch import Batch, build_batch
 from nanovllm.core.blocks import BlockPool
 from nanovllm.core.invariants import BrokenLawError, check
+from nanovllm.core.lookahead import advance, settle
 from nanovllm.core.postprocess import SequenceOutput, postprocess
 from nanovllm.core.schedule import schedule
 from nanovllm.core.sequence import FinishReason, Sequence, SequenceStatus
-from nanovllm.core.state import (
-    EngineState,
-    SchedulerLimits,
-    StepPlan,
-    abort,
-    admit,
-    reset_prefix_cache,
-)
+from nanovllm.core.state import EngineState, SchedulerLimits, StepPlan
 
 __all__ = [
     "Batch",
@@ -41,9 +36,12 @@ __all__ = [
     "StepPlan",
     "abort",
     "admit",
+    "advance",
     "build_batch",
     "check",
+    "expire",
     "postprocess",
     "reset_prefix_cache",
     "schedule",
+    "settle",
 ]

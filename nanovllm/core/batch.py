@@ -17,6 +17,8 @@ NO_BLOCK = -1
 
 _NO_BLOCK_BYTE = b"\xff"  # four of them are int32 -1
 
+_NOTHING: Int32Array = np.zeros(0, np.int32)
+
 
 @attrs.frozen(eq=False)
 class Batch:
@@ -36,6 +38,13 @@ class Batch:
         sampled_rows: `[R]` rows that get a token: all but prompts cut short by the budget.
         logits_indices: `[R]` packed position of the last token of each of those rows.
         max_seqlen_q: The most positions that one row computes.
+        scored_indices: `[P]` packed positions whose logits are asked for besides, as they say how
+            likely the next token of a prompt was. None of them is among `logits_indices`.
+        scored_ids: `[P]` that next token.
+        scored_num_top: `[P]` the alternatives that are wanted beside it.
+        sources: `[S]` in a step of decodes planned while the one before it was in flight: which
+            of that step's `sampled_rows` drew the row's token, which `input_ids` does not know.
+            None: `input_ids` knows them all.
     """
 
     num_decodes: int
@@ -48,6 +57,10 @@ class Batch:
     sampled_rows: Int32Array
     logits_indices: Int32Array
     max_seqlen_q: int
+    scored_indices: Int32Array = _NOTHING
+    scored_ids: Int32Array = _NOTHING
+    scored_num_top: Int32Array = _NOTHING
+    sources: Int32Array | None = None
 
     @property
     def num_seqs(self) -> int:
@@ -73,20 +86,39 @@ class Batch:
     __hash__ = None  # type: ignore[assignment]  # it holds arrays
 
 
-def build_batch(plan: StepPlan) -> Batch:
-    """Flatten a plan that schedules at least one sequence."""
+def build_batch(plan: StepPlan, previous: StepPlan | None = None) -> Batch:
+    """Flatten a plan that schedules at least one sequence.
+
+    Args:
+        plan: What is to be computed.
+        previous: The plan before it, if its tokens are not known yet; then `plan` decodes only.
+    """
+    if previous is not None:
+        return _lookahead_batch(plan, previous)
     if plan.num_prefill_tokens == 0:
         return _decode_batch(plan)
     return _mixed_batch(plan)
 
 
-def _decode_batch(plan: StepPlan) -> Batch:
+def _lookahead_batch(plan: StepPlan, previous: StepPlan) -> Batch:
+    """A step of decodes, all of which the step before it draws a token for."""
+    assert plan.num_prefill_tokens == 0, "a prompt is not computed ahead"
+    drawn = [seq.info.seq_id for seq in previous.scheduled if seq.status is SequenceStatus.RUNNING]
+    place = {seq_id: index for index, seq_id in enumerate(drawn)}
+    sources = [place[seq.info.seq_id] for seq in plan.scheduled]
+    return _decode_batch(plan, sources)
+
+
+def _decode_batch(plan: StepPlan, sources: list[int] | None = None) -> Batch:
     """A step in which every sequence computes its newest token: all columns at once."""
     scheduled = plan.scheduled
     num_seqs = len(scheduled)
     lens = [seq.num_tokens for seq in scheduled]
-    # -1: the newest token. The log may be longer than the snapshot, so not index -1.
-    input_ids = _int32([seq.token_log[seq.num_tokens - 1] for seq in scheduled])
+    if sources is None:
+        # -1: the newest token. The log may be longer than the snapshot, so not index -1.
+        input_ids = _int32([seq.token_log[seq.num_tokens - 1] for seq in scheduled])
+    else:
+        input_ids = np.zeros(num_seqs, np.int32)
     context_lens = _int32(lens)
     positions = context_lens - 1  # -1: a position counts from 0
     block_tables = _pad_tables(scheduled)
@@ -105,6 +137,7 @@ def _decode_batch(plan: StepPlan) -> Batch:
         sampled_rows=rows,
         logits_indices=rows,
         max_seqlen_q=1,
+        sources=None if sources is None else _int32(sources),
     )
 
 
@@ -129,6 +162,11 @@ def _mixed_batch(plan: StepPlan) -> Batch:
     sampled_rows = _int32(
         [row for row, seq in enumerate(scheduled) if seq.status is SequenceStatus.RUNNING]
     )
+    scored = [
+        (int(cu_seqlens_q[row]), seq)
+        for row, seq in enumerate(scheduled[plan.num_decode_tokens :], plan.num_decode_tokens)
+        if seq.num_scored_tokens > 0
+    ]
     return Batch(
         num_decodes=plan.num_decode_tokens,
         input_ids=np.frombuffer(input_ids, dtype=np.int32),
@@ -140,7 +178,26 @@ def _mixed_batch(plan: StepPlan) -> Batch:
         sampled_rows=sampled_rows,
         logits_indices=cu_seqlens_q[sampled_rows + 1] - 1,  # the last of the row before the next
         max_seqlen_q=int(lens_q.max()),
+        **(_scores(scored) if scored else {}),
     )
+
+
+def _scores(scored: list[tuple[int, Sequence]]) -> dict[str, Int32Array]:
+    """The last fields of a `Batch`, of sequences with the packed position that each starts at."""
+    indices: list[int] = []
+    ids: list[int] = []
+    num_top: list[int] = []
+    for first, seq in scored:
+        count = seq.num_scored_tokens
+        after = seq.num_cached_tokens + 1  # +1: the token after the position
+        indices += range(first, first + count)
+        ids += seq.token_log[after : after + count]
+        num_top += [seq.info.sampling_params.prompt_logprobs or 0] * count
+    return {
+        "scored_indices": _int32(indices),
+        "scored_ids": _int32(ids),
+        "scored_num_top": _int32(num_top),
+    }
 
 
 def _pad_tables(scheduled: tuple[Sequence, ...]) -> Int32Array:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from nanovllm.core.sequence import ROOT_PREFIX, Sequence, SequenceStatus
-from nanovllm.core.state import EngineState, SchedulerLimits
+from nanovllm.core.state import EngineState, SchedulerLimits, count_begun
 
 
 class BrokenLawError(AssertionError):
@@ -83,19 +83,32 @@ def _tables_cover_what_is_cached(state: EngineState) -> Iterator[str]:
             yield f"cached without blocks: {seq!r}"
 
 
-def _queue_is_by_age(state: EngineState) -> Iterator[str]:
-    arrivals = [seq.info.arrival for seq in state.waiting]
-    if arrivals != sorted(arrivals):
-        yield f"arrivals in the queue are {arrivals}"
-    for seq in state.waiting[1:]:
+def _queue_is_in_order(state: EngineState) -> Iterator[str]:
+    num_begun = count_begun(state.waiting)
+    for part in (state.waiting[:num_begun], state.waiting[num_begun:]):
+        ranks = [seq.info.rank for seq in part]
+        if ranks != sorted(ranks):
+            yield f"ranks are {ranks}"
+    for seq in state.waiting[num_begun:]:
         if seq.packed_block_table:
-            yield f"only the first may be partly cached: {seq!r}"
+            yield f"what holds blocks stands in front: {seq!r}"
+
+
+def _no_deadline_is_overlooked(state: EngineState) -> Iterator[str]:
+    for seq in _live(state):
+        if seq.info.deadline_s is not None and seq.info.deadline_s < state.next_deadline_s:
+            yield f"{seq.info.deadline_s} before {state.next_deadline_s}: {seq!r}"
 
 
 def _every_sequence_can_fit(state: EngineState) -> Iterator[str]:
     for seq in _live(state):
         num_blocks = -(-(seq.info.max_num_tokens - 1) // state.pool.block_size)
-        if num_blocks > state.pool.num_blocks or seq.num_tokens >= seq.info.max_num_tokens:
+        # One whose last token is on its way has as many as it may have; see `core.lookahead`.
+        is_ending = seq.num_cached_tokens == seq.info.max_num_tokens - 1
+        if (
+            num_blocks > state.pool.num_blocks
+            or seq.num_tokens >= seq.info.max_num_tokens + is_ending
+        ):
             yield repr(seq)
 
 
@@ -164,7 +177,8 @@ _LAWS: dict[str, Callable[[EngineState], Iterator[str]]] = {
     "cached and scheduled tokens are tokens": _cached_within_tokens,
     "status follows from the counts": _status_follows_from_counts,
     "a table covers what is cached and scheduled": _tables_cover_what_is_cached,
-    "the queue is in order of age": _queue_is_by_age,
+    "the queue is in order": _queue_is_in_order,
+    "no deadline is overlooked": _no_deadline_is_overlooked,
     "every sequence can fit": _every_sequence_can_fit,
     "references equal table entries": _references_equal_table_entries,
     "the free list holds what nobody uses": _free_list_holds_what_nobody_uses,

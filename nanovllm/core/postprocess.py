@@ -9,6 +9,7 @@ from nanovllm.core.sequence import (
     FinishReason,
     Sequence,
     SequenceDraft,
+    SequenceInfo,
     SequenceStatus,
 )
 from nanovllm.core.state import EngineState, StepPlan
@@ -76,7 +77,7 @@ def postprocess(
         )
         if caching and num_cached % block_size + num_scheduled >= block_size:
             editor = pool.thaw() if editor is None else editor
-            _register(editor, draft, num_cached // block_size, block_size)
+            register_full_blocks(editor, draft, num_cached // block_size, block_size)
         if draft.status is not running_status:
             after = chunks[id(seq)] = draft.freeze()
             outputs.append(SequenceOutput(info.seq_id, None, None, after))
@@ -88,7 +89,7 @@ def postprocess(
             draft.append_token(token_id)  # another snapshot's tokens follow in this log
         finish_reason = None
         if token_id in info.stop_token_ids or draft.num_tokens >= info.max_num_tokens:
-            finish_reason = _finish_reason(draft, token_id)
+            finish_reason = finish_reason_of(info, draft.num_tokens, token_id)
         if finish_reason is None:
             after = draft.freeze()
             running.append(after)
@@ -112,12 +113,15 @@ def postprocess(
         state.next_arrival,
         state.highest_seq_id,
         state.stalled_head,
+        state.next_deadline_s,
     )
     return at_rest, tuple(outputs)
 
 
-def _register(editor: PoolEditor, draft: SequenceDraft, first_block: int, block_size: int) -> None:
-    """Enter the blocks that this step filled into the prefix map; their K/V exist now."""
+def register_full_blocks(
+    editor: PoolEditor, draft: SequenceDraft, first_block: int, block_size: int
+) -> None:
+    """Enter the blocks from the first on that are full into the prefix map; their K/V exist."""
     num_full = draft.num_cached_tokens // block_size
     table = draft.packed_block_table[first_block * BLOCK_ID_BYTES : num_full * BLOCK_ID_BYTES]
     draft.prefix = editor.register(
@@ -128,11 +132,9 @@ def _register(editor: PoolEditor, draft: SequenceDraft, first_block: int, block_
     )
 
 
-def _finish_reason(draft: SequenceDraft, token_id: int) -> FinishReason | None:
+def finish_reason_of(info: SequenceInfo, num_tokens: int, token_id: int) -> FinishReason | None:
     """Why a sequence ends with its newest token, if it does."""
-    info = draft.info
-    if token_id in info.stop_token_ids:
-        num_completion_tokens = draft.num_tokens - info.num_prompt_tokens
-        if num_completion_tokens > info.sampling_params.min_tokens:
-            return FinishReason.STOP
-    return FinishReason.LENGTH if draft.num_tokens >= info.max_num_tokens else None
+    num_completion_tokens = num_tokens - info.num_prompt_tokens
+    if token_id in info.stop_token_ids and num_completion_tokens > info.sampling_params.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if num_tokens >= info.max_num_tokens else None

@@ -6,6 +6,7 @@ length. The log only ever grows past the lengths that exist, so no snapshot sees
 """
 
 import enum
+import math
 from array import array
 from collections.abc import Collection, Iterable
 from typing import Any, Self, cast
@@ -57,6 +58,9 @@ class SequenceInfo:
         max_num_tokens: Prompt and completion together, as `max_tokens` and the model allow.
         stop_token_ids: Every id that ends the sequence, the model's own included.
         block_size: Tokens a block.
+        priority: The lower, the more urgent.
+        deadline_s: When it must have ended, on the caller's clock; None: whenever.
+        group_id: The same for sequences that share their prompt, so that it is computed once.
     """
 
     seq_id: int
@@ -66,6 +70,18 @@ class SequenceInfo:
     max_num_tokens: int
     stop_token_ids: frozenset[int]
     block_size: int
+    priority: int = 0
+    deadline_s: float | None = None
+    group_id: int | None = None
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """The place in the total order in which sequences are served: the least goes first.
+
+        By priority, then by deadline (none is the latest), then by age.
+        """
+        deadline_s = math.inf if self.deadline_s is None else self.deadline_s
+        return self.priority, deadline_s, self.arrival
 
 
 class SequenceDraft:
@@ -161,10 +177,14 @@ class Sequence:
         sampling_params: SamplingParams | None = None,
         *,
         block_size: int = DEFAULT_BLOCK_SIZE,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        group_id: int | None = None,
     ) -> Self:
         """Make a waiting sequence of a prompt.
 
         Admission replaces `block_size` by the pool's own, and completes what ends the sequence.
+        `SequenceInfo` documents the arguments.
 
         Raises:
             RequestError: The prompt is empty or holds something that is no token id.
@@ -179,6 +199,9 @@ class Sequence:
             max_num_tokens=len(log) + params.max_tokens,
             stop_token_ids=frozenset(params.stop_token_ids),
             block_size=block_size,
+            priority=priority,
+            deadline_s=deadline_s,
+            group_id=group_id,
         )
         draft = SequenceDraft(info, log, len(log), 0, 0, b"", SequenceStatus.WAITING, ROOT_PREFIX)
         return draft.freeze()  # type: ignore[return-value]  # `Sequence` has no subclasses
@@ -303,6 +326,28 @@ class Sequence:
         if self.status is SequenceStatus.RUNNING:
             return self.num_tokens - self.num_cached_tokens > 1 or not self.num_completion_tokens
         return self.status is SequenceStatus.WAITING
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether its prompt is to be computed from its start on, whatever of it is cached.
+
+        Not again after a preemption that came after its first token: all is known by then.
+        """
+        asked = self.info.sampling_params.prompt_logprobs is not None
+        return asked and self.num_tokens == self.info.num_prompt_tokens
+
+    @property
+    def num_scored_tokens(self) -> int:
+        """Positions of this step whose logits say how likely the prompt's next token was.
+
+        The first of them is the first one scheduled. The prompt's last position is none of them:
+        its next token is the first of the completion.
+        """
+        if not self.needs_prompt_logits:
+            return 0
+        end = self.num_cached_tokens + self.num_scheduled_tokens
+        # -1: the position before the last one.
+        return min(end, self.info.num_prompt_tokens - 1) - self.num_cached_tokens
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):

@@ -1,14 +1,15 @@
-"""`EngineState` and the transitions that no step makes: admit, abort, reset the prefix cache.
+"""`EngineState`, everything that the scheduler knows, and `StepPlan`, what one step is to do.
 
-`EngineState` is everything that the scheduler knows. `StepPlan` is what one step is to do: the
-only thing that passes from `schedule` to `build_batch` and `postprocess`.
+A plan is the only thing that passes from `schedule` to `build_batch` and `postprocess`.
 """
+
+import math
 
 import attrs
 
 from nanovllm.core.blocks import BlockPool
-from nanovllm.core.sequence import Sequence, SequenceStatus
-from nanovllm.errors import ConfigError, RequestError
+from nanovllm.core.sequence import Sequence
+from nanovllm.errors import ConfigError
 
 
 def _check_positive(name: str, value: object) -> None:
@@ -52,7 +53,8 @@ class SchedulerLimits:
 class StalledHead:
     """The sequence at the head of the queue that could not start, and the free blocks it needs.
 
-    Remembered so that a long prompt is not looked up in the prefix map again at every step.
+    Remembered so that a long prompt is not looked up in the prefix map again at every step. It
+    speaks of this one sequence only: whoever comes to stand before it is looked up anew.
     """
 
     seq_id: int
@@ -64,12 +66,14 @@ class EngineState:
     """Everything the scheduler knows. Immutable and safe to keep.
 
     Attributes:
-        waiting: Sequences to prefill, oldest first; some may hold blocks and be partly cached.
+        waiting: Sequences to prefill: first those that hold blocks and are partly computed, then
+            the others; both by `SequenceInfo.rank`, the most urgent first.
         running: Sequences that decode, in the order in which their prefill ended.
         pool: The blocks.
-        next_arrival: Rank that the next admitted sequence gets.
+        next_arrival: Rank by age that the next admitted sequence gets.
         highest_seq_id: The highest id admitted so far, None at first.
         stalled_head: See `StalledHead`.
+        next_deadline_s: No deadline of a live sequence is earlier; inf if none has one.
     """
 
     waiting: tuple[Sequence, ...]
@@ -78,6 +82,7 @@ class EngineState:
     next_arrival: int = 0
     highest_seq_id: int | None = None
     stalled_head: StalledHead | None = None
+    next_deadline_s: float = math.inf
 
     @classmethod
     def create(
@@ -102,6 +107,14 @@ class EngineState:
         return None
 
 
+def count_begun(waiting: tuple[Sequence, ...]) -> int:
+    """How many of a queue hold blocks: the first ones, no more than there are seats."""
+    count = 0
+    while count < len(waiting) and waiting[count].packed_block_table:
+        count += 1
+    return count
+
+
 @attrs.frozen
 class StepPlan:
     """What one step is to do.
@@ -110,7 +123,7 @@ class StepPlan:
         scheduled: Snapshots with `num_scheduled_tokens` set: first the decodes, then the prefills.
         num_decode_tokens: Positions of sequences that were running before: one each, and first.
         num_prefill_tokens: Positions of the others.
-        preempted: Ids of the sequences that lost their blocks, youngest first.
+        preempted: Ids of the sequences that lost their blocks, the least urgent first.
         prefix_hits: (sequence id, tokens found cached) of each sequence that starts in this step.
         block_size: Tokens a block.
         running: The `running` of the state that `schedule` returned with this plan.
@@ -130,86 +143,3 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Positions that the step computes."""
         return self.num_decode_tokens + self.num_prefill_tokens
-
-
-def check_prompt_length(num_prompt_tokens: int, max_model_len: int) -> None:
-    """Refuse a prompt that leaves no room for a token.
-
-    Raises:
-        RequestError: With both numbers.
-    """
-    if num_prompt_tokens >= max_model_len:
-        raise RequestError(
-            f"The prompt has {num_prompt_tokens} tokens but `max_model_len` is {max_model_len}, "
-            f"prompt and completion together; shorten the prompt to at most {max_model_len - 1} "
-            "tokens or raise `max_model_len`."
-        )
-
-
-def admit(state: EngineState, seq: Sequence, limits: SchedulerLimits) -> EngineState:
-    """Add a sequence at the end of the queue.
-
-    Raises:
-        RequestError: The id is taken, or the sequence could never run under these limits.
-    """
-    num_prompt_tokens = seq.num_prompt_tokens
-    check_prompt_length(num_prompt_tokens, limits.max_model_len)
-    params = seq.sampling_params
-    max_num_tokens = min(num_prompt_tokens + params.max_tokens, limits.max_model_len)
-    pool = state.pool
-    # -1: nothing is ever computed from the last token, so its K/V are not needed.
-    num_blocks = -(-(max_num_tokens - 1) // pool.block_size)
-    if num_blocks > pool.num_blocks:
-        raise RequestError(
-            f"The request needs {num_blocks} blocks of {pool.block_size} tokens for "
-            f"{num_prompt_tokens} prompt and {max_num_tokens - num_prompt_tokens} new tokens, but "
-            f"the K/V cache has {pool.num_blocks}; lower `max_tokens` or shorten the prompt, or "
-            "give the engine more blocks."
-        )
-    seq_id = seq.info.seq_id
-    highest = state.highest_seq_id
-    # Ids mostly rise, so that the queue rarely has to be searched.
-    if highest is not None and seq_id <= highest and state.find(seq_id) is not None:
-        raise RequestError(
-            f"Sequence id {seq_id} belongs to a live request; use another or wait for its end."
-        )
-    draft = seq.thaw()
-    draft.info = attrs.evolve(
-        seq.info,
-        arrival=state.next_arrival,
-        max_num_tokens=max_num_tokens,
-        stop_token_ids=frozenset(params.stop_token_ids)
-        | (frozenset() if params.ignore_eos else limits.eos_token_ids),
-        block_size=pool.block_size,
-    )
-    return attrs.evolve(
-        state,
-        waiting=(*state.waiting, draft.freeze()),
-        next_arrival=state.next_arrival + 1,
-        highest_seq_id=seq_id if highest is None else max(highest, seq_id),
-    )
-
-
-def abort(state: EngineState, seq_id: int) -> EngineState:
-    """Remove a sequence and free its blocks, at rest or between `schedule` and `postprocess`.
-
-    An id that is not live leaves the state as it is, so aborting twice is no error.
-    """
-    seq = state.find(seq_id)
-    if seq is None:
-        return state
-    pool = state.pool
-    if seq.packed_block_table:
-        editor = pool.thaw()
-        editor.release(seq.block_table)
-        pool = editor.freeze()
-    if seq.status is SequenceStatus.RUNNING:
-        running = tuple(other for other in state.running if other is not seq)
-        return attrs.evolve(state, running=running, pool=pool)
-    waiting = tuple(other for other in state.waiting if other is not seq)
-    return attrs.evolve(state, waiting=waiting, pool=pool)
-
-
-def reset_prefix_cache(state: EngineState) -> EngineState:
-    """Forget every cached prefix; sequences in flight keep their blocks and go on."""
-    return attrs.evolve(state, pool=state.pool.forget_prefixes())

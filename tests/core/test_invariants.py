@@ -13,13 +13,13 @@ LIMITS = SchedulerLimits(max_num_seqs=4, max_num_batched_tokens=4, max_model_len
 
 @pytest.fixture
 def state():
-    """Two run, a third is partly cached, a fourth waits."""
+    """Two run, a third is partly cached, a fourth and a fifth wait."""
     engine = FakeEngine(32, 2, LIMITS)
-    for seq_id, num_tokens in enumerate((2, 2, 9, 3)):
+    for seq_id, num_tokens in enumerate((2, 2, 9, 3, 3)):
         engine.admit(seq_id, [seq_id] * num_tokens, max_tokens=9)
     for _ in range(2):
         engine.step(drawn_token)
-    assert [len(engine.state.running), len(engine.state.waiting)] == [2, 2]
+    assert [len(engine.state.running), len(engine.state.waiting)] == [2, 3]
     return engine.state
 
 
@@ -31,6 +31,11 @@ def change(state, where, index, **fields):
     seqs = list(getattr(state, where))
     seqs[index] = draft.freeze()
     return attrs.evolve(state, **{where: tuple(seqs)})
+
+
+def change_info(state, where, index, **fields):
+    info = getattr(state, where)[index].info
+    return change(state, where, index, info=attrs.evolve(info, **fields))
 
 
 def change_array(state, name, index, value):
@@ -87,10 +92,15 @@ BREAKAGES = {
         lambda s: change(s, "waiting", 1, prefix=(1, 1)),
         lambda s: change(s, "running", 0, packed_block_table=bytes(4)),
     ],
-    "the queue is in order of age": [
+    "the queue is in order": [
         lambda s: attrs.evolve(s, waiting=s.waiting[::-1]),
-        lambda s: change(s, "waiting", 1, packed_block_table=bytes(4)),
-        lambda s: change(s, "waiting", 0, info=attrs.evolve(s.waiting[0].info, arrival=99)),
+        lambda s: change(s, "waiting", 2, packed_block_table=bytes(4)),
+        lambda s: change_info(s, "waiting", 1, arrival=99),
+        lambda s: change_info(s, "waiting", 2, priority=-1),
+        lambda s: change_info(s, "waiting", 2, deadline_s=1e9),
+    ],
+    "no deadline is overlooked": [
+        lambda s: change_info(s, "running", 0, deadline_s=1.0),
     ],
     "every sequence can fit": [
         lambda s: change(s, "waiting", 1, info=attrs.evolve(s.waiting[1].info, max_num_tokens=999)),

@@ -1,6 +1,6 @@
 """The core under random load, against the fake K/V store.
 
-Here 3,000 random engines run. This runs more:
+Here 1,000 random engines run. This runs more:
 
     NANOVLLM_RANDOM_ENGINES=40000 pytest tests/core/test_random_engines.py
 
@@ -23,7 +23,7 @@ from tests.core.fake_engine import (
     run_random_engine,
 )
 
-NUM_ENGINES = int(os.environ.get("NANOVLLM_RANDOM_ENGINES", "3000"))
+NUM_ENGINES = int(os.environ.get("NANOVLLM_RANDOM_ENGINES", "1000"))
 NUM_GROUPS = 10
 
 
@@ -57,16 +57,37 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = FakeEngine(num_blocks, block_size, self.limits, caching=caching)
         self.prompts = {}
 
-    @rule(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20), new=st.integers(1, 9))
-    def admit(self, prompt, new):
-        seq_id = len(self.prompts)
-        try:
-            self.engine.admit(seq_id, prompt, max_tokens=new)
-        except RequestError:
-            pool = self.engine.state.pool
-            assert len(prompt) + new - 1 > pool.num_blocks * pool.block_size
-        else:
-            self.prompts[seq_id] = prompt
+    @rule(
+        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20),
+        new=st.integers(1, 9),
+        count=st.sampled_from((1, 1, 1, 3)),
+        priority=st.integers(-1, 1),
+        deadline_s=st.none() | st.integers(0, 60),
+    )
+    def admit(self, prompt, new, count, priority, deadline_s):
+        group_id = len(self.prompts)
+        for seq_id in range(group_id, group_id + count):
+            try:
+                self.engine.admit(
+                    seq_id,
+                    prompt,
+                    max_tokens=new,
+                    priority=priority,
+                    deadline_s=deadline_s,
+                    group_id=group_id if count > 1 else None,
+                )
+            except RequestError:
+                pool = self.engine.state.pool
+                assert len(prompt) + new - 1 > pool.num_blocks * pool.block_size
+            else:
+                self.prompts[seq_id] = prompt
+
+    @rule()
+    def expire(self):
+        """On a clock of steps."""
+        before = self.engine.state.num_unfinished
+        expired = self.engine.expire(self.engine.num_steps)
+        assert before - len(expired) == self.engine.state.num_unfinished
 
     @precondition(lambda self: self.engine.state.num_unfinished)
     @rule()
@@ -101,7 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 EngineMachine.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
