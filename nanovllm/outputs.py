@@ -9,10 +9,10 @@ from nanovllm.core.sequence import FinishReason
 
 @attrs.frozen
 class TokenLogprobs:
-    """Log-probabilities of one generated token, of the model's raw distribution in float32.
+    """How likely the model found one token: log-softmax of its raw logits, in float32.
 
     Attributes:
-        token_id: The token that was drawn.
+        token_id: The token: one that was drawn, or one of the prompt.
         logprob: Its natural log-probability, before bias, penalties and temperature.
         rank: 1 for the most likely token.
         top: (token id, log-probability) of the most likely tokens, as many as were asked for.
@@ -32,7 +32,8 @@ class TokenDelta:
         text: New text; may be empty while characters or stop strings are incomplete.
         token_ids: New tokens.
         finish_reason: "stop", "length", "abort" or "error" in the last delta, else None.
-        stop_reason: The stop string or token id that ended it, else None.
+        stop_reason: The stop string or token id that ended it, "deadline" if it was aborted when
+            its deadline came, else None.
         index: Which of the `n` completions.
         request_id: Whose it is.
         logprobs: One entry per new token, if asked for.
@@ -56,7 +57,8 @@ class CompletionOutput:
         text: The text so far; without the stop string unless it was asked for.
         token_ids: The tokens so far, the one that ended it included.
         finish_reason: "stop", "length", "abort" or "error"; None while it goes on.
-        stop_reason: The stop string or token id that ended it, else None.
+        stop_reason: The stop string or token id that ended it, "deadline" if it was aborted when
+            its deadline came, else None.
         logprobs: One entry per token, if asked for.
         cumulative_logprob: Sum of the tokens' log-probabilities, if asked for.
     """
@@ -118,7 +120,9 @@ class RequestOutput:
         finished: Whether all of them ended.
         num_cached_tokens: Prompt tokens whose K/V were found in the prefix cache.
         metrics: When things happened.
-        error: Why a completion ended with "error", else None.
+        error: Why a completion ended with "error", or that its deadline came; else None.
+        prompt_logprobs: If asked for, one entry per prompt token, None for the first, before which
+            there is nothing. As many as are known, all from the first completion's first token on.
     """
 
     request_id: str
@@ -129,6 +133,7 @@ class RequestOutput:
     num_cached_tokens: int
     metrics: RequestMetrics
     error: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     @property
     def text(self) -> str:

@@ -16,6 +16,7 @@ from nanovllm.records import RequestRecord
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.text.detokenizer import IncrementalDetokenizer
 from nanovllm.text.stop_strings import StopChecker
+from nanovllm.text.structured import TokenMatcher
 
 
 class Completion:
@@ -28,6 +29,7 @@ class Completion:
         seed: int,
         params: SamplingParams,
         detokenizer: IncrementalDetokenizer | None,
+        matcher: TokenMatcher | None = None,
     ) -> None:
         self.index = index
         self.seq_id = seq_id
@@ -38,6 +40,10 @@ class Completion:
         self.error: str | None = None
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        if params.prompt_logprobs is not None:
+            self.prompt_logprobs = [None]  # nothing says how likely the first token is
+        self.matcher = matcher
         self._detokenizer = detokenizer
         self._stop = StopChecker(params.stop, params.include_stop_str_in_output)
         self._text: list[str] = []
@@ -48,7 +54,10 @@ class Completion:
     def append(
         self, token_id: int, logprobs: TokenLogprobs | None, finish_reason: FinishReason | None
     ) -> None:
-        """Take in a token; `finish_reason` is the core's, and a stop string may add its own."""
+        """Take in a token.
+
+        `finish_reason` is the core's; a stop string, and a structure that is complete, add theirs.
+        """
         self.token_ids.append(token_id)
         if self.logprobs is not None and logprobs is not None:
             self.logprobs.append(logprobs)
@@ -59,16 +68,39 @@ class Completion:
             # Only a token after the first `min_tokens` may complete a stop string.
             active = len(self.token_ids) > self.params.min_tokens
             self._push(self._detokenizer.push([token_id]), active=active)
+        if self.matcher is not None:
+            self.matcher.follow(self.token_ids)
         if self._stop.stopped_by is not None:
             self._finish(FinishReason.STOP, self._stop.stopped_by)
+        elif self.matcher is not None and self.matcher.is_complete:
+            self._finish(FinishReason.STOP, token_id if ends_by_id else None)
         elif finish_reason is not None:
             self._finish(finish_reason, token_id if ends_by_id else None)
 
-    def end(self, finish_reason: FinishReason, error: str | None = None) -> None:
+    def add_prompt_logprobs(self, start: int, scores: ReadOnlySequence[TokenLogprobs]) -> None:
+        """Take in how likely the prompt's tokens are that follow the positions from `start` on.
+
+        What was known of them before a preemption is replaced.
+        """
+        assert self.prompt_logprobs is not None
+        self.prompt_logprobs[start + 1 :] = scores
+
+    def end(
+        self,
+        finish_reason: FinishReason,
+        error: str | None = None,
+        stop_reason: str | None = None,
+    ) -> None:
         """End it from outside, unless it has ended."""
-        if self.finish_reason is None:
-            self.error = error
-        self._finish(finish_reason, None)
+        if self.finish_reason is not None:
+            return
+        self.error = error
+        try:
+            self._finish(finish_reason, stop_reason)
+        except Exception as text_error:  # noqa: BLE001  # it ends, whatever holds back its text
+            # The text stays as far as it has come. Most likely this is why it ends at all.
+            self.error = error or f"{type(text_error).__name__}: {text_error}"
+            self.finish_reason, self.stop_reason = finish_reason, stop_reason
 
     def take_delta(self, request_id: str) -> TokenDelta:
         """What is new since the last call."""
@@ -142,8 +174,10 @@ class Request:
         prompt_token_ids: tuple[int, ...],
         completions: ReadOnlySequence[Completion],
         arrival_s: float,
+        deadline_s: float | None = None,
     ) -> None:
         self.request_id = request_id
+        self.deadline_s = deadline_s
         self.prompt = prompt
         self.prompt_token_ids = prompt_token_ids
         self.completions = tuple(completions)
@@ -156,6 +190,11 @@ class Request:
     def finished(self) -> bool:
         """Whether every completion ended."""
         return all(completion.finish_reason is not None for completion in self.completions)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits for its first step."""
+        return self.num_cached_tokens is None
 
     def note_scheduled(self, now_s: float, num_prefix_hit_tokens: int) -> None:
         """Its first step began."""
@@ -214,6 +253,7 @@ class Request:
     def output(self) -> RequestOutput:
         """The request so far."""
         errors = [c.error for c in self.completions if c.error is not None]
+        prompt_logprobs = self.completions[0].prompt_logprobs
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
@@ -223,4 +263,5 @@ class Request:
             num_cached_tokens=self.num_cached_tokens or 0,
             metrics=self.metrics,
             error=errors[0] if errors else None,
+            prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
         )

@@ -1,5 +1,6 @@
 """`SamplingParams`: how a request wants its tokens chosen and when it wants to stop. Pure data."""
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,7 +10,10 @@ import attrs
 from nanovllm.errors import RequestError
 
 MAX_LOGPROBS = 20
-"""Most alternatives per token that `logprobs` may ask for (the figure that the OpenAI API uses)."""
+"""Most alternatives per token that may be asked for (the figure that the OpenAI API uses)."""
+
+STRUCTURES = ("json_schema", "regex", "choice", "grammar")
+"""The fields that say what the text has to look like. At most one of them is set."""
 
 
 def _shown(value: object) -> str:
@@ -41,6 +45,39 @@ def _as_pairs(value: Any) -> Any:
     return tuple(value.items()) if isinstance(value, Mapping) else value
 
 
+def _as_choice(value: Any) -> Any:
+    """A tuple of what was given, but a lone string as it is: it is no choice."""
+    return value if value is None or isinstance(value, str) else _as_tuple(value)
+
+
+def _as_json(value: Any) -> Any:
+    """A mapping as JSON text, in its own order; what has no such text stays as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        return json.dumps(dict(value), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        return value
+
+
+def _is_schema(value: Any) -> bool:
+    """Whether this is a JSON object, as text."""
+    if not isinstance(value, str):
+        return False
+    try:
+        return isinstance(json.loads(value), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_logprobs(value: Any) -> bool:
+    return value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS)
+
+
 def _is_bias(pair: Any) -> bool:
     return (
         isinstance(pair, tuple)
@@ -64,7 +101,7 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("n", lambda v: _is_int(v) and v >= 1, "an integer >= 1"),
     ("max_tokens", lambda v: _is_int(v) and v >= 1, "an integer >= 1"),
     ("min_tokens", lambda v: _is_int(v) and v >= 0, "an integer >= 0"),
-    ("stop", lambda v: _each(v, lambda s: isinstance(s, str) and s != ""), "non-empty strings"),
+    ("stop", lambda v: _each(v, _is_text), "non-empty strings"),
     ("stop_token_ids", lambda v: _each(v, lambda i: _is_int(i) and i >= 0), "token ids >= 0"),
     ("ignore_eos", lambda v: isinstance(v, bool), "True or False"),
     ("repetition_penalty", lambda v: _is_number(v) and v > 0, "a number > 0"),
@@ -75,14 +112,23 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda v: v is None or _each(v, _is_bias),
         "None or a mapping of token ids >= 0 to numbers",
     ),
-    (
-        "logprobs",
-        lambda v: v is None or (_is_int(v) and 0 <= v <= MAX_LOGPROBS),
-        f"None or an integer from 0 to {MAX_LOGPROBS}",
-    ),
+    ("logprobs", _is_logprobs, f"None or an integer from 0 to {MAX_LOGPROBS}"),
     ("skip_special_tokens", lambda v: isinstance(v, bool), "True or False"),
     ("include_stop_str_in_output", lambda v: isinstance(v, bool), "True or False"),
     ("detokenize", lambda v: isinstance(v, bool), "True or False"),
+    ("prompt_logprobs", _is_logprobs, f"None or an integer from 0 to {MAX_LOGPROBS}"),
+    (
+        "json_schema",
+        lambda v: v is None or _is_schema(v),
+        "None or a JSON schema: a mapping, or a JSON object as text",
+    ),
+    ("regex", lambda v: v is None or _is_text(v), "None or a regular expression as text"),
+    (
+        "choice",
+        lambda v: v is None or (v != () and _each(v, _is_text)),
+        "None or a list of non-empty strings",
+    ),
+    ("grammar", lambda v: v is None or _is_text(v), "None or a Lark grammar as text"),
 )
 """Field, what must hold of its value, and the same in words."""
 
@@ -114,6 +160,21 @@ class SamplingParams:
         skip_special_tokens: Leave special tokens such as end-of-turn marks out of the text.
         include_stop_str_in_output: Keep the stop string at the end of the text.
         detokenize: Produce text. False needs no tokenizer.
+        prompt_logprobs: Report each prompt token's log-probability and this many alternatives.
+            Such a request computes its whole prompt: it takes nothing from the prefix cache.
+            None: off.
+        json_schema: The text is JSON that this schema allows. Given as a mapping or as text, kept
+            as text. Keys come in the schema's order; between the parts stands a space, a new line
+            with up to 32 blanks, or nothing.
+        regex: The whole text matches this regular expression, in the syntax of Rust's `regex`
+            crate: no look-around, no back-references.
+        choice: The text is one of these.
+        grammar: The text is what this grammar produces, in llguidance's dialect of Lark.
+
+    At most one of the last four is given. They need the `llguidance` package (`pip install
+    'nanovllm[structured]'`) and a tokenizer. A request ends as soon as nothing can follow, also
+    before `min_tokens`; where something may follow, an end-of-text id may come too, and only there.
+    `max_tokens` still cuts the text anywhere, with `finish_reason` "length".
 
     Raises:
         RequestError: A field holds what it must not; the message names field, value and range.
@@ -140,6 +201,11 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     detokenize: bool = True
+    prompt_logprobs: int | None = None
+    json_schema: str | None = attrs.field(default=None, converter=_as_json)
+    regex: str | None = None
+    choice: tuple[str, ...] | None = attrs.field(default=None, converter=_as_choice)
+    grammar: str | None = None
 
     def __attrs_post_init__(self) -> None:
         for name, holds, allowed in _RULES:
@@ -156,3 +222,18 @@ class SamplingParams:
                 f"`stop` is {_shown(self.stop)} but `detokenize` is False, and stop strings are "
                 "looked for in the text; leave one of them out or use `stop_token_ids`."
             )
+        given = [name for name in STRUCTURES if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise RequestError(
+                f"{' and '.join(f'`{name}`' for name in given)} are given, but a text has one "
+                "structure; leave out all but one."
+            )
+
+    @property
+    def structure(self) -> tuple[str, str | tuple[str, ...]] | None:
+        """The name and the value of the field that says what the text looks like, if one does."""
+        for name in STRUCTURES:
+            value = getattr(self, name)
+            if value is not None:
+                return name, value
+        return None

@@ -33,6 +33,11 @@ GOOD = {
     "skip_special_tokens": (True, False),
     "include_stop_str_in_output": (True, False),
     "detokenize": (True, False),
+    "prompt_logprobs": (None, 0, 1, MAX_LOGPROBS),
+    "json_schema": (None, "{}", '{"type": "integer"}'),
+    "regex": (None, "a", "[0-9]{3}"),
+    "choice": (None, ("yes",), ("yes", "no", "🌶")),
+    "grammar": (None, 'start: "a"'),
 }
 """Values at both ends of each range and inside."""
 
@@ -65,6 +70,11 @@ BAD = {
     "skip_special_tokens": NOT_FLAGS,
     "include_stop_str_in_output": NOT_FLAGS,
     "detokenize": NOT_FLAGS,
+    "prompt_logprobs": (-1, MAX_LOGPROBS + 1, *NOT_INTEGERS),
+    "json_schema": ("", "{", "[]", "5", "true", b"", 5, True, ["a"], {"a": math.nan}, {"a": {1}}),
+    "regex": ("", b"", 5, True, ["a"]),
+    "choice": ((), [], "yes", ("",), ("a", ""), (1,), ("a", None), b"ab", 5, True),
+    "grammar": ("", b"", 5, True, ["a"]),
 }
 """Values just out of range, and of every type that may come along instead of the right one."""
 
@@ -152,6 +162,38 @@ def test_stop_strings_need_text():
     with pytest.raises(RequestError, match=r"`stop` is \('END',\) but `detokenize` is False"):
         SamplingParams(stop="END", detokenize=False)
     assert SamplingParams(stop_token_ids=[5], detokenize=False).stop_token_ids == (5,)
+
+
+def test_a_text_has_one_structure_at_most():
+    with pytest.raises(RequestError, match="`json_schema` and `choice` are given"):
+        SamplingParams(json_schema={}, choice=["a"])
+
+
+@pytest.mark.parametrize(
+    ("params", "structure"),
+    [
+        ({}, None),
+        ({"json_schema": {"type": "null"}}, ("json_schema", '{"type": "null"}')),
+        ({"regex": "a+"}, ("regex", "a+")),
+        ({"choice": ["a", "b"]}, ("choice", ("a", "b"))),
+        ({"grammar": 'start: "a"'}, ("grammar", 'start: "a"')),
+    ],
+)
+def test_the_structure_is_the_field_that_is_set(params, structure):
+    assert SamplingParams(**params).structure == structure
+
+
+def test_a_schema_is_kept_as_text_in_its_own_order_however_it_came():
+    schema = {"properties": {"b": {"type": "string"}, "a": {"enum": ["é"]}}, "type": "object"}
+    params = SamplingParams(json_schema=schema)
+    schema.clear()
+
+    assert params.json_schema.index('"b"') < params.json_schema.index('"a"')
+    assert "é" in params.json_schema
+    assert SamplingParams(json_schema=params.json_schema) == params
+    assert SamplingParams(json_schema=MappingProxyType({"type": "null"})).structure[1] == (
+        '{"type": "null"}'
+    )
 
 
 # What is kept of what was given

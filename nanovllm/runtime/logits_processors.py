@@ -1,4 +1,4 @@
-"""What a request does to its logits before a token is chosen: bias, penalties, the stop ban."""
+"""What a request does to its logits before a token is chosen: bias, penalties and bans."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,11 +7,12 @@ import numpy as np
 import torch
 
 from nanovllm.runtime.sampling import SamplingRow
+from nanovllm.runtime.token_masks import keep_allowed
 from nanovllm.sampling_params import SamplingParams
 
 
 def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
-    """Apply to each row, in this order: bias, repetition, presence and frequency, the stop ban.
+    """Apply to each row: bias, repetition, presence and frequency, its structure, the stop ban.
 
     A logit that is not finite stays as it is: what the model made impossible stays impossible, and
     a broken row stays recognisable. A finite one stays finite, unless it is banned.
@@ -22,6 +23,10 @@ def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
 
     Returns:
         `[R, V]` float32: `logits` itself if no row asks for anything, else a copy.
+
+    Raises:
+        Exception: Whatever a row's own functions raise.
+        ValueError: A row's structure allows no token at all.
     """
     touched = [index for index, row in enumerate(rows) if _is_adjusted(row)]
     if not touched:
@@ -31,6 +36,8 @@ def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
         row = rows[index]
         _add_bias(adjusted[index], row.params)
         _penalise(adjusted[index], row)
+        if row.allowed_tokens is not None:
+            keep_allowed(adjusted[index], row.allowed_tokens())
         if row.bans_stop_tokens:
             _ban_stop_tokens(adjusted[index], row.stop_token_ids)
     return adjusted
@@ -42,6 +49,7 @@ def _is_adjusted(row: SamplingRow) -> bool:
         or _needs_completion(row.params)
         or row.params.repetition_penalty != 1
         or row.bans_stop_tokens
+        or row.allowed_tokens is not None
     )
 
 

@@ -32,6 +32,9 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
     Greedy rows take the largest logit, the lowest id on ties. The others draw, see `draw`. Both
     look at the logits as `adjust` leaves them.
 
+    An exception fails only the rows that cause it: all are then done again, each by itself, which
+    gives the others the very tokens that they would have had.
+
     Args:
         logits: `[R, V]` of any float type. Not changed. -inf marks an impossible token.
         rows: `[R]`.
@@ -39,7 +42,27 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
     Returns:
         The tokens, and the log-probabilities that were asked for.
     """
-    if all(is_plain_greedy(row.params) for row in rows):
+    try:
+        return _sample(logits, rows)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is some request's end
+        if len(rows) > 1:
+            each = [sample(logits[i : i + 1], rows[i : i + 1]) for i in range(len(rows))]
+            return _joined(each)
+        return Sampled([None], None, {0: f"{type(error).__name__}: {error}"})
+
+
+def _joined(each: Sequence[Sampled]) -> Sampled:
+    """The rows of results of one row each."""
+    logprobs = [None if one.logprobs is None else one.logprobs[0] for one in each]
+    return Sampled(
+        [one.token_ids[0] for one in each],
+        logprobs if any(one.logprobs is not None for one in each) else None,
+        {i: one.failures[0] for i, one in enumerate(each) if one.failures},
+    )
+
+
+def _sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
+    if all(row.allowed_tokens is None and is_plain_greedy(row.params) for row in rows):
         return Sampled(sample_greedy(logits), None)
     given = logits.detach().float().contiguous()
     adjusted = adjust(given, rows)

@@ -1,8 +1,10 @@
 """What goes into the sampler and what comes out of it: values, no tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from nanovllm.outputs import TokenLogprobs
 from nanovllm.sampling_params import SamplingParams
@@ -31,6 +33,9 @@ class SamplingRow:
             `num_completion_tokens < params.min_tokens`.
         prompt_token_ids: Gives the prompt. Called only if a penalty needs it.
         completion_token_ids: Gives the tokens generated so far. Called only if a penalty needs it.
+        allowed_tokens: Gives the tokens that the request's structure allows, as a bitmask `[W]`
+            int32: bit `i` of word `j` stands for the token `32 * j + i`, and what lies past its end
+            is not allowed. None: all are.
     """
 
     params: SamplingParams
@@ -40,6 +45,7 @@ class SamplingRow:
     stop_token_ids: frozenset[int] = frozenset()
     prompt_token_ids: Callable[[], Sequence[int]] = _no_tokens
     completion_token_ids: Callable[[], Sequence[int]] = _no_tokens
+    allowed_tokens: Callable[[], npt.NDArray[np.int32]] | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -58,13 +64,18 @@ class Sampled:
 
     Attributes:
         token_ids: `[R]` the token of each row, or None where the row failed: its logits hold NaN
-            or +inf, or are all -inf.
+            or +inf, or are all -inf, or `failures` says what it was.
         logprobs: `[R]` of the rows that asked for them and did not fail, None in place of the
             others; None altogether if no row asked.
+        failures: By row, the exception that it ended in.
+        prompt_logprobs: `[P]` one for each of `Batch.scored_indices`; None where the logits hold
+            NaN or +inf, or are all -inf.
     """
 
     token_ids: list[int | None]
     logprobs: list[TokenLogprobs | None] | None
+    failures: Mapping[int, str] = attrs.field(factory=dict)
+    prompt_logprobs: list[TokenLogprobs | None] = attrs.field(factory=list)
 
 
 def is_plain_greedy(params: SamplingParams) -> bool:
@@ -77,4 +88,8 @@ def is_plain_greedy(params: SamplingParams) -> bool:
         and params.repetition_penalty == 1
         and params.presence_penalty == 0
         and params.frequency_penalty == 0
+        and params.json_schema is None
+        and params.regex is None
+        and params.choice is None
+        and params.grammar is None
     )

@@ -11,6 +11,9 @@ import torch
 WEIGHT_ONE = 2**40
 """The weight of a row's most likely token. The sum of 2**22 of them still fits an int64."""
 
+_LEAST_POWER = -64.0
+"""`exp` of it is far below the least weight, 2**-40, and still a normal float32."""
+
 
 def weigh(
     logits: torch.Tensor,
@@ -29,7 +32,10 @@ def weigh(
     Returns:
         `[R, C]` int64: `WEIGHT_ONE` at the peak, 0 where the logit is -inf.
     """
-    weights = (logits - peak).div_(temperature).exp_().mul_(WEIGHT_ONE)
+    powers = (logits - peak).div_(temperature)
+    # Changes nothing but the time: `exp` is slow on -inf, of which a structure's rows are full.
+    powers.clamp_(min=_LEAST_POWER)
+    weights = powers.exp_().mul_(WEIGHT_ONE)
     if min_weight is not None:
         weights.mul_(weights >= min_weight)
     return weights.long()

@@ -80,6 +80,10 @@ class TestGreedy:
             ("frequency_penalty", -0.1),
             ("min_tokens", 1),
             ("logprobs", 0),
+            ("json_schema", {}),
+            ("regex", "a"),
+            ("choice", ["a"]),
+            ("grammar", 'start: "a"'),
         ):
             assert not is_plain_greedy(SamplingParams(temperature=0, **{name: value}))
 
@@ -257,3 +261,36 @@ class TestBatchInvariance:
         ]
 
         assert tokens == [9, 10, 5, 10, 9, 10, 8]
+
+
+class TestFailingRows:
+    @pytest.mark.parametrize("params", KINDS)
+    def test_an_exception_fails_its_own_row_and_changes_no_other(self, params):
+        def raising():
+            raise LookupError("no such token")
+
+        rows = [row(params, seed, prompt=(0,), completion=(1, 1), stop=(3,)) for seed in range(5)]
+        logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(0))
+        expected = sample(logits, rows)
+        rows[1] = attrs.evolve(rows[1], allowed_tokens=raising)
+        penalised = SamplingParams(repetition_penalty=2.0)
+        rows[3] = attrs.evolve(rows[3], params=penalised, completion_token_ids=raising)
+
+        sampled = sample(logits, rows)
+
+        message = "LookupError: no such token"
+        assert sampled.failures == {1: message, 3: message}
+        assert [sampled.token_ids[i] for i in (1, 3)] == [None, None]
+        for i in (0, 2, 4):
+            assert sampled.token_ids[i] == expected.token_ids[i]
+            if expected.logprobs is not None:
+                assert sampled.logprobs[i] == expected.logprobs[i]
+
+    def test_a_lone_row_fails_and_a_broken_one_says_nothing_of_its_own(self):
+        def raising():
+            raise ValueError("no")
+
+        one = attrs.evolve(row(GREEDY), allowed_tokens=raising)
+
+        assert sample(torch.ones(1, 4), [one]).failures == {0: "ValueError: no"}
+        assert sample(torch.full((1, 4), math.nan), [row(GREEDY)]).failures == {}

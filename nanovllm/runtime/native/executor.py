@@ -1,8 +1,11 @@
 """An `Executor` that runs every step natively on the CPU."""
 
 from collections.abc import Sequence as ReadOnlySequence
+from typing import Any
 
 from nanovllm.core import Batch
+from nanovllm.runtime.executor import Landed, StepTrace, no_graphs
+from nanovllm.runtime.logprobs import prompt_logprobs
 from nanovllm.runtime.native.program import NativeProgram
 from nanovllm.runtime.sampler import Sampled, SamplingRow, sample
 
@@ -10,16 +13,31 @@ from nanovllm.runtime.sampler import Sampled, SamplingRow, sample
 class NativeExecutor:
     """See `nanovllm.runtime.executor.Executor`."""
 
-    mode = "native"
-
     def __init__(self, program: NativeProgram) -> None:
         self._program: NativeProgram | None = program
 
-    def run(self, batch: Batch, rows: ReadOnlySequence[SamplingRow]) -> Sampled:
+    def submit(self, batch: Batch, rows: ReadOnlySequence[SamplingRow]) -> Landed:
         """Compute a batch and draw its tokens."""
+        return Landed(self._run(batch, rows), StepTrace("native"))
+
+    def may_run_ahead(self, rows: ReadOnlySequence[SamplingRow]) -> bool:
+        """A CPU has nobody to prepare the next step while it computes."""
+        return False
+
+    def describe_graphs(self) -> dict[str, Any]:
+        """See `Executor`."""
+        return no_graphs()
+
+    def _run(self, batch: Batch, rows: ReadOnlySequence[SamplingRow]) -> Sampled:
         assert self._program is not None, "the executor is closed"
         logits = self._program.run(batch)
-        return sample(logits, rows) if rows else Sampled(token_ids=[], logprobs=None)
+        # Drawn first: what comes after it is computed into the same buffer.
+        sampled = sample(logits, rows) if rows else Sampled(token_ids=[], logprobs=None)
+        if len(batch.scored_indices):
+            program = self._program
+            scores = prompt_logprobs(batch, program.more_logits, num_rows=program.max_num_logits)
+            sampled = Sampled(sampled.token_ids, sampled.logprobs, sampled.failures, scores)
+        return sampled
 
     def close(self) -> None:
         """End the helper threads and give the memory back."""

@@ -175,6 +175,9 @@ def forward_job(
     `hidden`, `change` `[., E]`, `qkv [., (H + 2 K) D]`, `gate_up [., 2 I]` float32; `cos`, `sin`
     `[., D / 2]`; a member's own `attended [members, group, D]` and
     `scores [members, padded group, longest context]`; `logits [padded R, V]` float32.
+
+    With `T = 0` no layer runs: `R` positions of the job before get their logits, for the first
+    time, from the `hidden` and `change` that it left.
     """
     num_heads, num_kv_heads, head_dim = heads.shape[1], kv_cache.shape[3], kv_cache.shape[4]
     size, inner_size = hidden.shape[1], inner.shape[1]
@@ -188,7 +191,8 @@ def forward_job(
         m = claim(counters, 0)
     wait_for(counters, 0, num_inputs)
     phase = 1
-    for layer in range(weights.shape[0]):
+    num_layers = weights.shape[0] if num_inputs > 0 else 0
+    for layer in range(num_layers):
         # Adds what the layer before left; the first layer has none before it.
         _norm_phase(
             counters, phase, num_inputs, hidden, layer > 0, change, down_bias[layer - 1],

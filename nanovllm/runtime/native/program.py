@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from nanovllm.core import Batch
+from nanovllm.core.batch import Int32Array
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.decoder import Decoder
 from nanovllm.model.linear import Linear, PlainLinear
@@ -113,6 +114,27 @@ class NativeProgram:
         self._logits_indices[:num_logits] = batch.logits_indices
         self._team.forward(num_tokens, num_logits)
         return torch.from_numpy(self._logits[:num_logits])
+
+    @property
+    def max_num_logits(self) -> int:
+        """Positions that one call gives the logits of."""
+        return min(len(self._logits_indices), len(self._input_ids))
+
+    def more_logits(self, indices: Int32Array) -> torch.Tensor:
+        """Logits of other positions of the batch that ran last.
+
+        Args:
+            indices: `[N]` int32, at most `max_num_logits` packed positions. None of them was among
+                `batch.logits_indices` or given here before: the job changes a position's hidden
+                state in place.
+
+        Returns:
+            `[N, V]` float32; valid until the next call.
+        """
+        assert len(indices) <= self.max_num_logits, (len(indices), self.max_num_logits)
+        self._logits_indices[: len(indices)] = indices
+        self._team.forward(0, len(indices))
+        return torch.from_numpy(self._logits[: len(indices)])
 
     def close(self) -> None:
         """End the helper threads; may be called twice."""
