@@ -10,9 +10,16 @@ Importing this package loads neither torch nor transformers; making an `LLM` doe
 
 from nanovllm.async_llm import AsyncLLM
 from nanovllm.config import EngineConfig
-from nanovllm.errors import ConfigError, NanoVLLMError, RequestError, WeightsError
+from nanovllm.errors import (
+    ConfigError,
+    NanoVLLMError,
+    QueueFullError,
+    RequestError,
+    WeightsError,
+)
 from nanovllm.llm import LLM
 from nanovllm.outputs import CompletionOutput, RequestOutput, TokenDelta
+from nanovllm.preview import Preview
 from nanovllm.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -24,6 +31,8 @@ __all__ = [
     "ConfigError",
     "EngineConfig",
     "NanoVLLMError",
+    "Preview",
+    "QueueFullError",
     "RequestError",
     "RequestOutput",
     "SamplingParams",

@@ -9,8 +9,10 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from nanovllm.config import EngineConfig, ResolvedConfig
+from nanovllm.config import EngineConfig, ResolvedConfig, documents_options
+from nanovllm.errors import RequestError
 from nanovllm.outputs import RequestOutput, TokenDelta
+from nanovllm.preview import Preview
 from nanovllm.records import EngineStats, StepHook
 from nanovllm.sampling_params import SamplingParams
 
@@ -34,9 +36,15 @@ class AsyncLLM:
     task that waits for an answer aborts the request.
     """
 
-    def __init__(self, model: str | PathLike[str], **options: Any) -> None:
+    @documents_options
+    def __init__(
+        self,
+        model: str | PathLike[str],
+        *,
+        on_step: StepHook | None = None,
+        **options: Any,
+    ) -> None:
         """Load a model; arguments and errors as of `LLM`. This takes a while, and blocks."""
-        on_step = options.pop("on_step", None)
         config = EngineConfig(**options)
         # Delayed: this loads torch, and `import nanovllm` must stay quick.
         from nanovllm.build import build_engine
@@ -53,13 +61,17 @@ class AsyncLLM:
         self,
         prompts: Any,
         sampling_params: SamplingParams | ReadOnlySequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts; arguments, result and errors as of `LLM.generate`."""
-        read = self._prompts.read(prompts, sampling_params)
-        streams = [_Stream(self._thread, prompt, None) for prompt in read]
+        read = self._prompts.read(
+            prompts, sampling_params, priority=priority, deadline_s=deadline_s
+        )
+        streams = [_Stream(self._thread) for _ in read]
         try:
-            for stream in streams:
-                await stream.start()
+            await self._enter(read, streams)
             for stream in streams:
                 async for _ in stream:
                     pass
@@ -68,28 +80,71 @@ class AsyncLLM:
                 stream.abort()
         return [stream.output() for stream in streams]
 
+    async def chat(
+        self,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]],
+        sampling_params: SamplingParams | ReadOnlySequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        **template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answer conversations; arguments, result and errors as of `LLM.chat`."""
+        prompts = self._prompts.chats(messages, **template_kwargs)
+        return await self.generate(
+            prompts, sampling_params, priority=priority, deadline_s=deadline_s
+        )
+
     async def stream(
         self,
         prompt: Any,
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> AsyncIterator[TokenDelta]:
-        """Complete one prompt, as it comes.
+        """Complete one prompt, as it comes; other arguments as of `LLM.generate`.
 
         Deltas that were not looked at in time come merged into one. Leaving the loop, closing the
         iterator or cancelling the task aborts the request.
 
         Raises:
             RequestError: The prompt, its parameters or the id are invalid.
+            QueueFullError: `max_queued_requests` wait already.
         """
-        stream = _Stream(self._thread, self._prompts.read_one(prompt, sampling_params), request_id)
+        read = self._prompts.read_one(
+            prompt, sampling_params, priority=priority, deadline_s=deadline_s
+        )
+        stream = _Stream(self._thread)
         try:
-            await stream.start()
+            await self._enter([read], [stream], request_id)
             async for delta in stream:
                 yield delta
         finally:
             stream.abort()
+
+    async def preview(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Preview:
+        """When a request would get its first token if it came now; as `LLM.preview`."""
+        try:
+            read = self._prompts.read_one(
+                prompt, sampling_params, priority=priority, deadline_s=deadline_s
+            )
+        except RequestError as error:
+            return Preview(obstacle=str(error))
+        # In a thread, since it waits for a step to end and then computes for a while.
+        return await asyncio.to_thread(self._engine.preview, read)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix; requests in flight go on."""
+        await asyncio.wrap_future(self._thread.call(lambda engine: engine.reset_prefix_cache()))
 
     async def abort(self, request_id: str) -> bool:
         """End a request and free its blocks; False if it is not live."""
@@ -145,29 +200,40 @@ class AsyncLLM:
         # In a thread, since the engine may be in the middle of a step.
         await asyncio.to_thread(self.close)
 
+    async def _enter(
+        self,
+        prompts: "list[Prompt]",
+        streams: "list[_Stream]",
+        request_id: str | None = None,
+    ) -> None:
+        """Queue prompts, all of them or none, each for its stream."""
+
+        def enter(engine: "Engine") -> None:
+            if any(stream.was_left for stream in streams):
+                return
+            requests = engine.add(prompts, request_id)
+            for stream, request in zip(streams, requests, strict=True):
+                stream.attach(request)
+
+        await asyncio.wrap_future(self._thread.call(enter))
+
 
 class _Stream:
     """One request's way from the engine's thread to a coroutine."""
 
-    def __init__(self, thread: "EngineThread", prompt: "Prompt", request_id: str | None) -> None:
+    def __init__(self, thread: "EngineThread") -> None:
+        self.was_left = False
         self._thread = thread
-        self._prompt = prompt
-        self._request_id = request_id
         self._request: Request | None = None
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
         self._lock = threading.Lock()  # held for moments only, by either side
         self._unread: list[TokenDelta] = []
         self._has_ended = False
-        self._was_left = False
-
-    async def start(self) -> None:
-        """Queue the request; raises if it is refused."""
-        await asyncio.wrap_future(self._thread.call(self._enter))
 
     def abort(self) -> None:
         """End the request if it still runs, also one that is still in the inbox."""
-        self._was_left = True
+        self.was_left = True
         if not self._has_ended:
             self._thread.call(self._leave)
 
@@ -190,11 +256,10 @@ class _Stream:
 
     # In the engine's thread.
 
-    def _enter(self, engine: "Engine") -> None:
-        if self._was_left:
-            return
-        (self._request,) = engine.add([self._prompt], self._request_id)
-        self._thread.subscribe(self._request, self._deliver)
+    def attach(self, request: "Request") -> None:
+        """Deliver what is new in this request from now on."""
+        self._request = request
+        self._thread.subscribe(request, self._deliver)
 
     def _leave(self, engine: "Engine") -> None:
         if self._request is not None:

@@ -13,6 +13,8 @@ import attrs
 import psutil
 import torch
 
+from nanovllm.backends import find_backend
+from nanovllm.build_graphs import build_cuda_executor, with_step_memory
 from nanovllm.config import (
     DeviceFacts,
     EngineConfig,
@@ -35,7 +37,10 @@ from nanovllm.prompts import PromptReader
 from nanovllm.records import StepHook
 from nanovllm.runtime.executor import Executor, TorchExecutor
 from nanovllm.runtime.kv_cache import allocate_kv_cache
+from nanovllm.runtime.library_attention import AMPERE
+from nanovllm.runtime.library_attention import obstacles as attention_obstacles
 from nanovllm.runtime.threads import usable_threads
+from nanovllm.text.structured import StructureCompiler
 from nanovllm.text.tokenizer import Tokenizer, load_tokenizer
 
 QUIET_S = 1.0
@@ -68,14 +73,23 @@ def build_engine(
         make_linear=PlainLinear if expected.attention_backend == "native" else make_packed,
         progress=_LoadProgress(files.name),
     )
-    resolved = resolve(config, model_facts, read_device_facts(device, model_config))
+    device_facts = read_device_facts(device, model_config)
+    if find_backend(expected.attention_backend).uses_graphs:
+        device_facts = with_step_memory(device_facts, decoder, expected, device)
+    resolved = resolve(config, model_facts, device_facts)
     facts = read_facts(files.name, decoder, device, kv_cache_bytes=resolved.kv_cache_bytes)
     executor = _make_executor(decoder, resolved, device)
-    reader = PromptReader(tokenizer, model_config.vocab_size, resolved.max_model_len)
+    structures = None
+    if tokenizer is not None:
+        eos_token_ids = resolved.limits.eos_token_ids
+        structures = StructureCompiler(tokenizer, model_config.vocab_size, eos_token_ids)
+    reader = PromptReader(tokenizer, model_config.vocab_size, resolved.max_model_len, structures)
     return Engine(resolved, executor, tokenizer, on_step, facts), reader
 
 
 def _make_executor(decoder: Decoder, config: ResolvedConfig, device: torch.device) -> Executor:
+    if find_backend(config.attention_backend).uses_graphs:
+        return build_cuda_executor(decoder, config, device)
     kv_cache = allocate_kv_cache(
         decoder.config,
         num_blocks=config.num_kvcache_blocks,
@@ -135,13 +149,20 @@ def read_device_facts(device: torch.device, model: ModelConfig) -> DeviceFacts:
         # The native kernels are bound by memory, and bfloat16 halves what they read.
         if obstacle is None or torch.ops.mkldnn._is_mkldnn_bf16_supported():
             fast.add("bfloat16")
-        return DeviceFacts("cpu", memory.total, memory.available, frozenset(fast), obstacle)
+        obstacles = {} if obstacle is None else {"native": obstacle}
+        return DeviceFacts("cpu", memory.total, memory.available, frozenset(fast), obstacles)
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     fast = {"float16", "float32"}
-    if torch.cuda.get_device_capability(device) >= (8, 0):  # bfloat16 arrived with Ampere
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= AMPERE:  # which bfloat16 arrived with
         fast.add("bfloat16")
-    obstacle = "it is for CPUs"
-    return DeviceFacts(str(device), total_bytes, free_bytes, frozenset(fast), obstacle)
+    return DeviceFacts(
+        str(device),
+        total_bytes,
+        free_bytes,
+        frozenset(fast),
+        attention_obstacles(capability, model.head_dim),
+    )
 
 
 def _native_obstacle(model: ModelConfig) -> str | None:

@@ -3,26 +3,28 @@
 EngineConfig  +  ModelFacts  +  DeviceFacts  --resolve-->  ResolvedConfig
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
+from graphs import PlanError, plan_buckets
+from nanovllm.backends import BACKENDS, Backend, choose_backend
 from nanovllm.core.state import SchedulerLimits
 from nanovllm.errors import ConfigError
 
-BACKENDS = ("native", "torch")
-"""How a step is computed. "native": whole, by code compiled for this CPU. "torch": plain torch."""
-
 DTYPE_NAMES = ("float32", "bfloat16", "float16")
-
-CPU_BLOCK_SIZE = 16
-GPU_BLOCK_SIZE = 256  # the one page size that every GPU attention kernel takes
 
 CPU_KV_CACHE_SHARE = 0.25  # of the memory that is free
 CPU_KV_CACHE_MAX_BYTES = 4 * 2**30
+
+NUM_GRAPH_VARIANTS = 2  # greedy and drawing steps
+GRAPH_BYTES = 12 * 2**20
+"""Set aside for each CUDA graph. vLLM's logs show 6 to 26 MiB for big models; what the graphs of
+an engine took is in `describe()["graphs"]`."""
 
 
 def _is_count(value: Any) -> bool:
@@ -62,6 +64,8 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "tensor_parallel_size": (lambda v: _is_count(v) and v == 1, "1: one device per engine"),
     "seed": (lambda v: isinstance(v, int) and not isinstance(v, bool), "an integer"),
     "skip_tokenizer_init": _FLAG,
+    "max_queued_requests": _COUNT_OR_NONE,
+    "freeze_gc": _FLAG,
 }
 """What must hold of each option, and the same in words."""
 
@@ -87,13 +91,19 @@ class EngineConfig:
         num_kvcache_blocks: Blocks in the K/V cache. Default: what the memory allows.
         kv_cache_bytes: The same in bytes.
         gpu_memory_utilization: Share of the GPU's memory that the engine may use in all.
-        enforce_eager: Capture no CUDA graphs. No effect yet: none are captured.
-        graph_batch_sizes: Decode batch sizes to capture. No effect yet.
+        enforce_eager: Capture no CUDA graphs.
+        graph_batch_sizes: Decode batch sizes to capture CUDA graphs for; the largest batch that
+            there can be is always among them. Default: `graphs.plan_buckets`.
         enable_prefix_caching: Reuse the K/V of prompts that start alike.
-        attention_backend: "auto", or one of `BACKENDS`.
+        attention_backend: "auto", or a name in `nanovllm.backends.TABLE`.
         tensor_parallel_size: 1.
         seed: Seed from which requests without one of their own get theirs.
         skip_tokenizer_init: Load no tokenizer: prompts are token ids, outputs have no text.
+        max_queued_requests: Most requests that wait for their first step; what comes beyond is
+            refused with `QueueFullError`. Default: any number.
+        freeze_gc: Once the engine is made, take what lives by then out of the sight of Python's
+            garbage collector (`gc.freeze`), so that collections in mid-answer stay short; closing
+            the engine undoes it. Both hold for the whole process.
     """
 
     tokenizer: str | PathLike[str] | None = None
@@ -114,6 +124,8 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     seed: int = 0
     skip_tokenizer_init: bool = False
+    max_queued_requests: int | None = None
+    freeze_gc: bool = False
 
     def __attrs_post_init__(self) -> None:
         for name, (holds, allowed) in _RULES.items():
@@ -125,6 +137,17 @@ class EngineConfig:
                 f"`num_kvcache_blocks` is {self.num_kvcache_blocks} and `kv_cache_bytes` is "
                 f"{self.kv_cache_bytes}; give one of them."
             )
+
+
+Init = TypeVar("Init", bound=Callable[..., None])
+
+
+def documents_options(init: Init) -> Init:
+    """Add what `EngineConfig` says of each option to the docstring of what takes them."""
+    if init.__doc__ and EngineConfig.__doc__:  # not so under `python -OO`
+        _, _, options = inspect.cleandoc(EngineConfig.__doc__).partition("Attributes:\n")
+        init.__doc__ = f"{inspect.cleandoc(init.__doc__)}\n\nOptions:\n{options}"
+    return init
 
 
 @attrs.frozen
@@ -155,14 +178,16 @@ class DeviceFacts:
         total_bytes: Memory of the device.
         free_bytes: What nobody uses of it.
         fast_dtypes: Types that the device multiplies at full speed.
-        native_obstacle: Why the model can't run natively here; None if it can.
+        obstacles: Backends that this machine or the model rules out, and why.
+        activation_bytes: What the biggest step takes beside weights and K/V, as measured.
     """
 
     device: str
     total_bytes: int
     free_bytes: int
     fast_dtypes: frozenset[str]
-    native_obstacle: str | None
+    obstacles: Mapping[str, str] = attrs.field(factory=dict)
+    activation_bytes: int = 0
 
     @property
     def is_cpu(self) -> bool:
@@ -184,9 +209,12 @@ class ResolvedConfig:
     num_kvcache_blocks: int
     kv_cache_bytes: int
     attention_backend: str
+    graph_batch_sizes: tuple[int, ...]
     enable_prefix_caching: bool
     eos_token_ids: frozenset[int]
     seed: int
+    max_queued_requests: int | None
+    freeze_gc: bool
     notes: tuple[str, ...]
 
     @property
@@ -224,17 +252,32 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
     if device.is_cpu and dtype == "float16":
         notes.append("float16 is slow on a CPU: bfloat16 and float32 are many times as fast")
     max_model_len = _resolve_max_model_len(config, model, notes)
-    default_block_size = CPU_BLOCK_SIZE if device.is_cpu else GPU_BLOCK_SIZE
-    block_size = config.kvcache_block_size or default_block_size
+    choice = choose_backend(
+        config.attention_backend,
+        device_type="cpu" if device.is_cpu else "cuda",
+        dtype=dtype,
+        block_size=config.kvcache_block_size,
+        obstacles=device.obstacles,
+    )
+    notes.append(f"backend {choice.backend.name}: {choice.why}")
+    block_size = config.kvcache_block_size or choice.backend.block_size
     max_num_seqs = config.max_num_seqs or (64 if device.is_cpu else 256)
     max_num_batched_tokens = config.max_num_batched_tokens or (2048 if device.is_cpu else 16384)
     max_prefill_chunk = config.max_prefill_chunk or (128 if device.is_cpu else 2048)
     block_bytes = model.kv_values_per_token * block_size * (4 if dtype == "float32" else 2)
+    num_seats = min(max_num_seqs, max_num_batched_tokens)
+    graph_batch_sizes = _resolve_graphs(config, choice.backend, num_seats, notes)
     num_blocks = _resolve_num_blocks(
-        config, device, block_bytes, max_num_seqs * -(-max_model_len // block_size), notes
+        config,
+        attrs.evolve(
+            device,
+            activation_bytes=device.activation_bytes
+            + len(graph_batch_sizes) * NUM_GRAPH_VARIANTS * GRAPH_BYTES,
+        ),
+        block_bytes,
+        max_num_seqs * -(-max_model_len // block_size),
+        notes,
     )
-    if not config.enforce_eager and not device.is_cpu:
-        notes.append("no CUDA graphs: this version runs every step eagerly")
     return ResolvedConfig(
         device=device.device,
         dtype=dtype,
@@ -245,30 +288,39 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
         kvcache_block_size=block_size,
         num_kvcache_blocks=num_blocks,
         kv_cache_bytes=num_blocks * block_bytes,
-        attention_backend=_resolve_backend(config, device, dtype, notes),
+        attention_backend=choice.backend.name,
+        graph_batch_sizes=graph_batch_sizes,
         enable_prefix_caching=config.enable_prefix_caching,
         eos_token_ids=model.eos_token_ids,
         seed=config.seed,
+        max_queued_requests=config.max_queued_requests,
+        freeze_gc=config.freeze_gc,
         notes=tuple(notes),
     )
 
 
-def _resolve_backend(
-    config: EngineConfig, device: DeviceFacts, dtype: str, notes: list[str]
-) -> str:
-    obstacle = device.native_obstacle
-    if obstacle is None and dtype == "float16":
-        obstacle = "it computes in float32 and bfloat16, not in float16"
-    if config.attention_backend == "native" and obstacle is not None:
-        raise ConfigError(f"`attention_backend` is 'native' but {obstacle}; use 'auto' or 'torch'.")
-    if config.attention_backend != "auto":
-        notes.append(f"backend {config.attention_backend}: as asked")
-        return config.attention_backend
-    if obstacle is not None:
-        notes.append(f"backend torch: the native one can't be used, {obstacle}")
-        return "torch"
-    notes.append("backend native: the fastest on a CPU")
-    return "native"
+def _resolve_graphs(
+    config: EngineConfig, backend: Backend, num_seats: int, notes: list[str]
+) -> tuple[int, ...]:
+    """The decode batch sizes to capture; none where steps are run as they are."""
+    if not backend.uses_graphs:
+        return ()
+    if config.enforce_eager:
+        notes.append("no CUDA graphs: `enforce_eager`")
+        return ()
+    sizes = None
+    if config.graph_batch_sizes is not None:
+        # The largest batch that there can be needs a graph, or steps of that size would be slow.
+        sizes = {*config.graph_batch_sizes, num_seats}
+    try:
+        plan = plan_buckets(num_seats, sizes=sizes)
+    except PlanError as error:
+        raise ConfigError(
+            f"`graph_batch_sizes` is {config.graph_batch_sizes} but a step has at most {num_seats} "
+            "sequences (`max_num_seqs`, `max_num_batched_tokens`); leave larger sizes out."
+        ) from error
+    notes.append(f"{len(plan.sizes)} decode batch sizes as CUDA graphs, up to {num_seats}")
+    return plan.sizes
 
 
 def _why_dtype(config: EngineConfig, model: ModelFacts, dtype: str) -> str:
@@ -331,12 +383,14 @@ def _resolve_num_blocks(
         why = f"{CPU_KV_CACHE_SHARE:.0%} of {device.free_bytes} free bytes, 4 GiB at most"
         advice = "free some memory or give `kv_cache_bytes`"
     else:
-        used = device.total_bytes - device.free_bytes
-        budget = math.floor(device.total_bytes * config.gpu_memory_utilization) - used
+        # What other processes use counts too: the share is one of the whole device.
+        used, needed = device.total_bytes - device.free_bytes, device.activation_bytes
+        budget = math.floor(device.total_bytes * config.gpu_memory_utilization) - used - needed
         why = (
-            f"{config.gpu_memory_utilization:.0%} of {device.total_bytes} bytes, less {used} in use"
+            f"{config.gpu_memory_utilization:.0%} of {device.total_bytes} bytes, less {used} in "
+            f"use and {needed} for steps and graphs,"
         )
-        share = math.ceil((used + block_bytes) / device.total_bytes * 100) / 100
+        share = math.ceil((used + needed + block_bytes) / device.total_bytes * 100) / 100
         advice = "free some memory"
         if share <= 1:
             advice += f" or raise `gpu_memory_utilization` to at least {share}"

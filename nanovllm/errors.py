@@ -16,6 +16,10 @@ class RequestError(NanoVLLMError, ValueError):
     """A request that cannot be served as given. Raised at admission; nothing was queued."""
 
 
+class QueueFullError(RequestError):
+    """A request that came while `max_queued_requests` were waiting: try again later."""
+
+
 class WeightsError(NanoVLLMError, ValueError):
     """A checkpoint that cannot be loaded: missing, unexpected, truncated or unsupported parts."""
 

@@ -7,7 +7,6 @@ import attrs
 import torch
 
 from nanovllm.model.decoder import Decoder
-from nanovllm.model.linear import Linear
 
 
 def read_facts(
@@ -17,7 +16,7 @@ def read_facts(
 
     Returns:
         `engine` (name, version), `model` (name and shape), `device` (type, index, uuid, name),
-        `memory` (weights_bytes, kv_cache_bytes) and `graphs` (captures, degraded).
+        and `memory` (weights_bytes, kv_cache_bytes).
     """
     shape = attrs.asdict(decoder.config, recurse=False)
     plain = {key: value for key, value in shape.items() if isinstance(value, int | float | str)}
@@ -26,7 +25,6 @@ def read_facts(
         "model": {"name": name, **plain},
         "device": _device_facts(device),
         "memory": {"weights_bytes": weights_bytes(decoder), "kv_cache_bytes": kv_cache_bytes},
-        "graphs": {"captures": [], "degraded": None},
     }
 
 
@@ -40,20 +38,9 @@ def package_version() -> str:
 
 def weights_bytes(decoder: Decoder) -> int:
     """Bytes of a decoder's weights; what several layers share counts once."""
-    tensors = [decoder.embedding, decoder.final_norm, decoder.frequencies, *_tensors(decoder)]
     # By identity: a weight that oneDNN has packed has no storage to tell it by.
-    unique = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
+    unique = {id(tensor): tensor.numel() * tensor.element_size() for tensor in decoder.tensors()}
     return sum(unique.values())
-
-
-def _tensors(decoder: Decoder) -> list[torch.Tensor]:
-    linears: list[Linear] = [decoder.lm_head]
-    norms: list[torch.Tensor | None] = []
-    for layer in decoder.layers:
-        linears += [layer.qkv, layer.output, layer.gate_up, layer.down]
-        norms += [layer.input_norm, layer.query_norm, layer.key_norm, layer.post_norm]
-    parts = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
-    return [tensor for tensor in (*parts, *norms) if tensor is not None]
 
 
 def _device_facts(device: torch.device) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from nanovllm.config import EngineConfig, ResolvedConfig
+from nanovllm.config import EngineConfig, ResolvedConfig, documents_options
 from nanovllm.errors import RequestError
 from nanovllm.outputs import RequestOutput, TokenDelta
+from nanovllm.preview import Preview
 from nanovllm.records import EngineStats, StepHook
 from nanovllm.sampling_params import SamplingParams
 
@@ -32,8 +33,14 @@ class LLM:
             print(llm.generate("The capital of France is")[0].text)
 
     Any thread may use it, several at once too: each gets its own answers.
+
+    A request may have a `priority` (0; the lower, the more urgent, as in vLLM) and a `deadline_s`.
+    Requests are served by priority, among equals those with the earliest deadline first, then the
+    oldest; one that waits takes the place of running ones of a lower priority, which go on later
+    where they stopped. So a lower priority waits for as long as higher ones keep the engine full.
     """
 
+    @documents_options
     def __init__(
         self,
         model: str | PathLike[str],
@@ -48,7 +55,7 @@ class LLM:
                 "smollm2-135m".
             on_step: Called after each step with a `StepRecord`, in the thread that ran it. What
                 it raises comes out of the call that ran the step; the engine stays whole.
-            **options: See `EngineConfig`.
+            **options: See below, or `EngineConfig`.
 
         Raises:
             TypeError: An option that does not exist.
@@ -73,6 +80,8 @@ class LLM:
         sampling_params: SamplingParams | ReadOnlySequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts.
 
@@ -80,6 +89,10 @@ class LLM:
             prompts: Text, a list of token ids, or a list of either.
             sampling_params: One for all prompts, or one for each.
             use_tqdm: Show a progress bar. Default: if standard error is a terminal.
+            priority: Of each of them; the lower, the more urgent.
+            deadline_s: Seconds from now until each must have ended. One that has not by then ends
+                before the next step, with `finish_reason` "abort", `stop_reason` "deadline", what
+                it has so far, and an `error` that says so.
 
         Returns:
             One `RequestOutput` per prompt, in order. A request that failed in the engine has
@@ -87,8 +100,12 @@ class LLM:
 
         Raises:
             RequestError: A prompt or its parameters are invalid. Nothing was queued.
+            QueueFullError: More prompts than `max_queued_requests` leaves room for; this holds
+                for the list as a whole, also if nothing runs. Nothing was queued.
         """
-        read = self._prompts.read(prompts, sampling_params)
+        read = self._prompts.read(
+            prompts, sampling_params, priority=priority, deadline_s=deadline_s
+        )
         return self._run(read, sys.stderr.isatty() if use_tqdm is None else use_tqdm)
 
     def chat(
@@ -97,6 +114,8 @@ class LLM:
         sampling_params: SamplingParams | ReadOnlySequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | None = None,
+        priority: int = 0,
+        deadline_s: float | None = None,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, through the model's chat template.
@@ -105,14 +124,17 @@ class LLM:
             messages: `[{"role": "user", "content": "Hi"}, ...]`, or a list of such lists.
             sampling_params: As in `generate`.
             use_tqdm: As in `generate`.
+            priority: As in `generate`.
+            deadline_s: As in `generate`.
             **template_kwargs: Passed on to the template.
 
         Returns:
             One `RequestOutput` per conversation, in order.
         """
-        conversations = _conversations(messages)
-        prompts = [self.chat_token_ids(each, **template_kwargs) for each in conversations]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        prompts = self._prompts.chats(messages, **template_kwargs)
+        return self.generate(
+            prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, deadline_s=deadline_s
+        )
 
     def chat_token_ids(self, messages: list[Message], **template_kwargs: Any) -> list[int]:
         """A conversation as the prompt that `chat` sends, for `stream` or `add_request`."""
@@ -120,15 +142,25 @@ class LLM:
 
     # Answers as they come.
 
-    def stream(self, prompt: Any, sampling_params: SamplingParams | None = None) -> "DeltaStream":
-        """Complete one prompt, token by token.
+    def stream(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> "DeltaStream":
+        """Complete one prompt, token by token; arguments and errors as of `generate`.
 
         The prompt is checked and queued at once, not at the first `next`.
 
         Returns:
             An iterator of `TokenDelta`. Closing or dropping it aborts the request.
         """
-        (request,) = self._engine.add([self._prompts.read_one(prompt, sampling_params)])
+        read = self._prompts.read_one(
+            prompt, sampling_params, priority=priority, deadline_s=deadline_s
+        )
+        (request,) = self._engine.add([read])
         return DeltaStream(self._engine, request)
 
     # The manual loop.
@@ -139,18 +171,23 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
+        priority: int = 0,
+        deadline_s: float | None = None,
     ) -> str:
-        """Queue a request for `step`; returns its id.
+        """Queue a request for `step`; returns its id. Arguments as of `generate`.
 
         Raises:
             RequestError: The prompt, its parameters or the id are invalid. Nothing was queued.
+            QueueFullError: `max_queued_requests` wait already.
         """
         if request_id in self._manual:
             raise RequestError(
                 f"`request_id` is {request_id!r}, whose output `step` has not returned yet; use "
                 "another, or call `step` first."
             )
-        read = self._prompts.read_one(prompt, sampling_params)
+        read = self._prompts.read_one(
+            prompt, sampling_params, priority=priority, deadline_s=deadline_s
+        )
         (request,) = self._engine.add([read], request_id)
         self._manual[request.request_id] = request
         return request.request_id
@@ -174,7 +211,29 @@ class LLM:
         """End a request and free its blocks; False if it is not live."""
         return self._engine.abort(request_id)
 
-    # What is there.
+    # What is there, and what would be.
+
+    def preview(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> Preview:
+        """When a request would get its first token if it came now. Queues and computes nothing.
+
+        Runs the scheduler ahead on a copy of its state, with the step times measured so far; takes
+        well under a second. Arguments as of `generate`; what makes a request invalid is told as
+        the preview's `obstacle`.
+        """
+        try:
+            read = self._prompts.read_one(
+                prompt, sampling_params, priority=priority, deadline_s=deadline_s
+            )
+        except RequestError as error:
+            return Preview(obstacle=str(error))
+        return self._engine.preview(read)
 
     @property
     def config(self) -> ResolvedConfig:
@@ -277,18 +336,6 @@ class DeltaStream:
 
     def __del__(self) -> None:
         self._engine.abort_soon(self._request)
-
-
-def _conversations(messages: Any) -> list[list[Message]]:
-    """One conversation, or a list of them, as a list of them."""
-    if isinstance(messages, list) and messages and not isinstance(messages[0], list):
-        return [messages]
-    if isinstance(messages, list):
-        return messages
-    raise RequestError(
-        f"`messages` is {messages!r} of type {type(messages).__name__}; it must be a list of "
-        'messages such as {"role": "user", "content": "Hi"}, or a list of such lists.'
-    )
 
 
 @contextlib.contextmanager

@@ -42,6 +42,6 @@ def is_idle(llm):
     state = llm.state
     assert state.num_unfinished == 0
     assert state.pool.num_free == state.pool.num_blocks
-    assert not llm._engine._requests
-    assert not llm._engine._by_seq_id
+    assert not llm._engine._live.by_id
+    assert not llm._engine._live.by_seq_id
     return True

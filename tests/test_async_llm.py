@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nanovllm import AsyncLLM, NanoVLLMError, RequestError
+from nanovllm import LLM, AsyncLLM, NanoVLLMError, RequestError
 from tests.checkpoints import VOCAB_SIZE, checkpoint_folder, greedy_tokens
 from tests.engines import greedy, is_idle, random_prompts
 
@@ -18,8 +18,7 @@ def make(**options):
         dtype="float32",
         attention_backend="torch",
         skip_tokenizer_init=True,
-        num_kvcache_blocks=256,
-        **options,
+        **{"num_kvcache_blocks": 256, **options},
     )
 
 
@@ -118,12 +117,11 @@ def test_mistakes_are_raised_in_the_caller(llm, prompt):
 
 
 def test_a_request_refused_at_admission_is_raised_in_the_caller():
-    llm = make(kvcache_block_size=4, max_model_len=250)
-    llm._engine._limits = type(llm._engine._limits)(4, 64, 10**6)
+    llm = make(kvcache_block_size=4, num_kvcache_blocks=8, max_model_len=250)
 
     async def main():
         with pytest.raises(RequestError, match="blocks"):
-            await llm.generate([1] * 200, greedy(1000))
+            await llm.generate([1] * 20, greedy(100))
         await until_idle(llm)
 
     asyncio.run(main())
@@ -144,16 +142,16 @@ def test_a_hook_that_raises_is_logged_and_the_engine_goes_on(caplog):
 
 def test_the_loop_is_never_held_up_by_a_step(llm):
     """A step that takes long, and a coroutine that wants to run every few milliseconds."""
-    executor = llm._engine._executor
+    executor = llm._engine._loop.executor
 
     class Slow:
         close = executor.close
 
-        def run(self, batch, rows):
+        def submit(self, batch, rows):
             time.sleep(0.05)
-            return executor.run(batch, rows)
+            return executor.submit(batch, rows)
 
-    llm._engine._executor = Slow()
+    llm._engine._loop.executor = Slow()
 
     async def main():
         tasks = [asyncio.create_task(llm.generate(p, greedy(5))) for p in random_prompts(4)]
@@ -165,6 +163,30 @@ def test_the_loop_is_never_held_up_by_a_step(llm):
         return longest
 
     assert asyncio.run(main()) < 0.04
+
+
+def test_a_conversation_is_answered_as_by_the_engine_without_asyncio():
+    from tests.model_folder import tiny_model_folder
+
+    messages = [{"role": "user", "content": "walk"}]
+    options = {"device": "cpu", "dtype": "float32", "attention_backend": "torch"}
+    with LLM(tiny_model_folder(), num_kvcache_blocks=64, **options) as llm:
+        (expected,) = llm.chat(messages, greedy(4))
+
+    async def main():
+        async with AsyncLLM(tiny_model_folder(), num_kvcache_blocks=64, **options) as llm:
+            return await llm.chat([messages, messages], greedy(4), priority=1, deadline_s=60)
+
+    assert [output.text for output in asyncio.run(main())] == [expected.text] * 2
+
+
+def test_a_list_is_queued_as_a_whole_or_not_at_all(llm):
+    async def main():
+        with pytest.raises(RequestError, match="blocks"):
+            await llm.generate([[1, 2], [3] * 200], [greedy(2), greedy(10**6)])
+        assert llm.stats().num_requests == 0
+
+    asyncio.run(main())
 
 
 def test_one_engine_serves_loops_in_several_threads(llm):

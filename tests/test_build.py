@@ -113,7 +113,7 @@ def test_a_gpu_tells_its_memory_and_computes_in_bfloat16_from_ampere_on(gpus, ca
     facts = read_device_facts(torch.device("cuda:1"), model_config())
 
     assert (facts.device, facts.total_bytes, facts.free_bytes) == ("cuda:1", 24, 22)
-    assert facts.native_obstacle == "it is for CPUs"
+    assert "native" not in facts.obstacles  # it is not for GPUs at all
     assert facts.fast_dtypes == {"float16", "float32", *(["bfloat16"] if fast else [])}
 
 
@@ -222,7 +222,7 @@ def test_a_shape_that_the_native_kernels_can_not_take_is_said():
     pytest.importorskip("numba")
     facts = read_device_facts(torch.device("cpu"), model_config(head_dim=20))
 
-    assert "`head_dim` is 20" in facts.native_obstacle
+    assert "`head_dim` is 20" in facts.obstacles["native"]
 
 
 @pytest.mark.parametrize(

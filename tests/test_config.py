@@ -25,10 +25,12 @@ GOOD = {
     "enforce_eager": (True, False),
     "graph_batch_sizes": (None, (1,), (8, 2, 300)),
     "enable_prefix_caching": (True, False),
-    "attention_backend": ("auto", "native", "torch"),
+    "attention_backend": ("auto", "native", "triton", "flash_attn", "varlen", "torch"),
     "tensor_parallel_size": (1,),
     "seed": (0, -1, 2**70),
     "skip_tokenizer_init": (True, False),
+    "max_queued_requests": (None, 1, 10**6),
+    "freeze_gc": (True, False),
 }
 """Values at both ends of each range and inside."""
 
@@ -45,6 +47,7 @@ BAD = {
             "kvcache_block_size",
             "num_kvcache_blocks",
             "kv_cache_bytes",
+            "max_queued_requests",
         ),
         NOT_COUNTS,
     ),
@@ -56,6 +59,7 @@ BAD = {
     "tensor_parallel_size": (0, 2, -1, 1.0, True, None, "1"),
     "seed": (None, 1.0, math.nan, "0", True),
     "skip_tokenizer_init": NOT_FLAGS,
+    "freeze_gc": NOT_FLAGS,
 }
 """Values just out of range, and of every type that may come along instead of the right one."""
 

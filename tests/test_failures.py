@@ -1,5 +1,7 @@
 """One request's trouble stays its own, and the engine goes on."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ from nanovllm import SamplingParams
 from tests.checkpoints import greedy_tokens
 from tests.engines import greedy, is_idle, random_prompts, tiny_llm
 
-HOLDING_THE_LOCK = ("_exclusive", "_abort_dropped")
+HOLDING_THE_LOCK = ("hold", "_abort_dropped")
 
 
 class BrokenOnce:
@@ -17,11 +19,11 @@ class BrokenOnce:
         self.executor, self.at, self.error = executor, at, error
         self.num_calls = 0
 
-    def run(self, batch, rows):
+    def submit(self, batch, rows):
         self.num_calls += 1
         if self.num_calls == self.at:
             raise self.error
-        return self.executor.run(batch, rows)
+        return self.executor.submit(batch, rows)
 
     def close(self):
         self.executor.close()
@@ -31,8 +33,8 @@ class BrokenOnce:
 def test_an_exception_in_a_step_fails_what_was_in_it_and_nothing_else(at):
     prompts = random_prompts(3)
     with tiny_llm() as llm:
-        broken = BrokenOnce(llm._engine._executor, at, RuntimeError("out of cheese"))
-        llm._engine._executor = broken
+        broken = BrokenOnce(llm._engine._loop.executor, at, RuntimeError("out of cheese"))
+        llm._engine._loop.executor = broken
         outputs = llm.generate(prompts, greedy(6))
 
         assert [output.finish_reason for output in outputs] == ["error"] * 3
@@ -46,18 +48,18 @@ def test_an_exception_in_a_step_fails_what_was_in_it_and_nothing_else(at):
 def test_a_second_failure_is_reported_like_the_first():
     with tiny_llm() as llm:
         for _ in range(2):
-            broken = BrokenOnce(llm._engine._executor, 1, ValueError("again"))
-            llm._engine._executor, executor = broken, llm._engine._executor
+            broken = BrokenOnce(llm._engine._loop.executor, 1, ValueError("again"))
+            llm._engine._loop.executor, executor = broken, llm._engine._loop.executor
             (output,) = llm.generate([1, 2], greedy(3))
-            llm._engine._executor = executor
+            llm._engine._loop.executor = executor
 
             assert "ValueError: again" in output.error
 
 
 def test_an_interrupt_comes_out_and_leaves_nothing_behind():
     with tiny_llm() as llm:
-        executor = llm._engine._executor
-        llm._engine._executor = BrokenOnce(executor, 2, KeyboardInterrupt())
+        executor = llm._engine._loop.executor
+        llm._engine._loop.executor = BrokenOnce(executor, 2, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             llm.generate(random_prompts(3), greedy(6))
 
@@ -67,12 +69,12 @@ def test_an_interrupt_comes_out_and_leaves_nothing_behind():
 
 def test_an_interrupt_anywhere_in_a_step_leaves_nothing_behind(monkeypatch):
     """At each of the calls that a step makes, one after the other."""
-    from nanovllm import engine as engine_module
+    from nanovllm import step_loop
 
     for name in ("build_batch", "postprocess"):
         for before in (True, False):
             with tiny_llm() as llm, monkeypatch.context() as patch:
-                function = getattr(engine_module, name)
+                function = getattr(step_loop, name)
 
                 def interrupted(*args, function=function, before=before):
                     if before:
@@ -82,7 +84,7 @@ def test_an_interrupt_anywhere_in_a_step_leaves_nothing_behind(monkeypatch):
 
                 llm.add_request([4, 5], greedy(3), request_id="waiting")
                 llm.step()
-                patch.setattr(engine_module, name, interrupted)
+                patch.setattr(step_loop, name, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     llm.generate(random_prompts(3), greedy(6))
                 patch.undo()
@@ -91,22 +93,31 @@ def test_an_interrupt_anywhere_in_a_step_leaves_nothing_behind(monkeypatch):
                 assert llm.generate([1, 2], greedy(2))[0].finish_reason == "length"
 
 
-@pytest.mark.parametrize("name", ["schedule", "build_batch", "postprocess", "admit", "abort"])
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("step_loop", "schedule"),
+        ("step_loop", "build_batch"),
+        ("step_loop", "postprocess"),
+        ("intake", "admit"),
+        ("live_requests", "abort"),
+    ],
+)
 def test_a_stream_that_is_collected_in_the_middle_of_anything_is_aborted_after_it(
-    monkeypatch, name
+    monkeypatch, module, name
 ):
-    from nanovllm import engine as engine_module
+    module = importlib.import_module(f"nanovllm.{module}")
 
     with tiny_llm() as llm:
         streams = [llm.stream([1, 2, 3], greedy(9))]
         next(streams[0])
-        function = getattr(engine_module, name)
+        function = getattr(module, name)
 
         def collecting(*args):
             streams.clear()  # as the garbage collector does with a cycle, at any allocation
             return function(*args)
 
-        monkeypatch.setattr(engine_module, name, collecting)
+        monkeypatch.setattr(module, name, collecting)
         other = llm.stream([9], greedy(9))
         next(other)
         other.close()
@@ -169,7 +180,7 @@ def test_logits_that_are_not_finite_fail_their_own_request_only(value, temperatu
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=4, ignore_eos=True)
     with tiny_llm(attention_backend="torch") as llm:
         expected = llm.generate(prompts, params)
-        decoder = llm._engine._executor._decoder
+        decoder = llm._engine._loop.executor._decoder
         logits = type(decoder).logits
 
         def poisoned(hidden):
@@ -178,7 +189,7 @@ def test_logits_that_are_not_finite_fail_their_own_request_only(value, temperatu
                 result[1] = value
             return result
 
-        llm._engine._executor._decoder = _Wrapped(decoder, poisoned)
+        llm._engine._loop.executor._decoder = _Wrapped(decoder, poisoned)
         outputs = llm.generate(prompts, params)
 
         assert outputs[1].finish_reason == "error"

@@ -262,14 +262,14 @@ def test_the_state_is_seen_at_rest_also_while_a_step_runs():
         def __init__(self, executor):
             self.executor, self.close = executor, executor.close
 
-        def run(self, batch, rows):
+        def submit(self, batch, rows):
             thread = threading.Thread(target=lambda: seen.append(llm.state))
             thread.start()
             thread.join()
-            return self.executor.run(batch, rows)
+            return self.executor.submit(batch, rows)
 
     with tiny_llm() as llm:
-        llm._engine._executor = Looking(llm._engine._executor)
+        llm._engine._loop.executor = Looking(llm._engine._loop.executor)
         llm.generate(random_prompts(3), greedy(4))
 
     assert len(seen) == 4

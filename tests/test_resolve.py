@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanovllm.config import (
-    CPU_BLOCK_SIZE,
-    GPU_BLOCK_SIZE,
+    GRAPH_BYTES,
+    NUM_GRAPH_VARIANTS,
     DeviceFacts,
     EngineConfig,
     ModelFacts,
@@ -27,10 +27,11 @@ MODEL = ModelFacts(
     dtype="bfloat16",
     eos_token_ids=frozenset({2, 7}),
 )
-CPU = DeviceFacts("cpu", 16 * GIB, 8 * GIB, frozenset({"float32", "bfloat16"}), None)
-GPU = DeviceFacts(
-    "cuda:0", 24 * GIB, 22 * GIB, frozenset({"float32", "bfloat16", "float16"}), "it is for CPUs"
-)
+CPU = DeviceFacts("cpu", 16 * GIB, 8 * GIB, frozenset({"float32", "bfloat16"}))
+NEW_GPU = DeviceFacts("cuda:0", 24 * GIB, 22 * GIB, frozenset({"float32", "bfloat16", "float16"}))
+NO_KERNELS = dict.fromkeys(("triton", "flash_attn", "varlen"), "it is not there")
+GPU = attrs.evolve(NEW_GPU, obstacles=NO_KERNELS)
+BLOCK_SIZE = 16
 DEVICES = pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 
 
@@ -63,7 +64,7 @@ def test_a_cpu_gives_a_quarter_of_what_is_free_and_4_gib_at_most(free_gib, budge
 )
 def test_a_gpu_gives_the_share_asked_for_less_all_that_is_in_use(total, free, share, budget):
     device = attrs.evolve(GPU, total_bytes=total * GIB, free_bytes=free * GIB)
-    block_bytes = GPU_BLOCK_SIZE * MODEL.kv_values_per_token * 2
+    block_bytes = BLOCK_SIZE * MODEL.kv_values_per_token * 2
     config = resolved(device, gpu_memory_utilization=share, max_num_seqs=10**6)
 
     assert config.num_kvcache_blocks == int(budget * GIB) // block_bytes
@@ -107,7 +108,7 @@ def test_memory_that_others_use_is_an_error_with_the_numbers():
         resolved(CROWDED, gpu_memory_utilization=0.4)
 
     message = str(caught.value)
-    for number in (CROWDED.total_bytes, 14 * GIB, GPU_BLOCK_SIZE * MODEL.kv_values_per_token * 2):
+    for number in (CROWDED.total_bytes, 14 * GIB, BLOCK_SIZE * MODEL.kv_values_per_token * 2):
         assert str(number) in message
     assert "`gpu_memory_utilization`" in message
     assert "40%" in message
@@ -128,7 +129,7 @@ def test_a_cpu_without_memory_is_an_error_with_the_numbers(free_bytes):
     with pytest.raises(ConfigError, match=rf"25% of {free_bytes} free bytes") as caught:
         resolved(attrs.evolve(CPU, free_bytes=free_bytes))
 
-    assert str(CPU_BLOCK_SIZE * MODEL.kv_values_per_token * 2) in str(caught.value)
+    assert str(BLOCK_SIZE * MODEL.kv_values_per_token * 2) in str(caught.value)
 
 
 @given(
@@ -145,7 +146,7 @@ def test_the_cache_is_at_least_a_block_and_within_the_budget_or_refused(
     free_bytes = int(free * total)
     device = attrs.evolve(CPU if is_cpu else GPU, total_bytes=total, free_bytes=free_bytes)
     budget = free_bytes / 4 if is_cpu else total * share - (total - free_bytes)
-    block_bytes = MODEL.kv_values_per_token * 2 * (CPU_BLOCK_SIZE if is_cpu else GPU_BLOCK_SIZE)
+    block_bytes = MODEL.kv_values_per_token * 2 * BLOCK_SIZE
 
     try:
         config = resolved(device, gpu_memory_utilization=share, max_num_seqs=max_num_seqs)
@@ -236,11 +237,10 @@ def test_runs_natively_where_nothing_stands_in_the_way():
 @pytest.mark.parametrize(
     ("device", "dtype", "obstacle"),
     [
-        (GPU, "auto", "it is for CPUs"),
-        (attrs.evolve(CPU, native_obstacle="Numba is out"), "auto", "Numba is out"),
+        (attrs.evolve(CPU, obstacles={"native": "Numba is out"}), "auto", "Numba is out"),
         (CPU, "float16", "not in float16"),
     ],
-    ids=["gpu", "obstacle", "float16"],
+    ids=["obstacle", "float16"],
 )
 def test_an_obstacle_leads_to_torch_or_to_an_error_that_says_it(device, dtype, obstacle):
     config = resolved(device, dtype=dtype)
@@ -250,6 +250,82 @@ def test_an_obstacle_leads_to_torch_or_to_an_error_that_says_it(device, dtype, o
     assert resolved(device, dtype=dtype, attention_backend="torch").attention_backend == "torch"
     with pytest.raises(ConfigError, match=f"`attention_backend` is 'native' but .*{obstacle}"):
         resolved(device, dtype=dtype, attention_backend="native")
+
+
+def test_a_gpu_runs_on_the_first_kernels_that_are_there():
+    names = ["triton", "flash_attn", "varlen", "torch"]
+    for count, name in enumerate(names):
+        device = attrs.evolve(NEW_GPU, obstacles=dict.fromkeys(names[:count], "it is broken"))
+        config = resolved(device)
+
+        assert config.attention_backend == name
+        (note,) = [note for note in config.notes if note.startswith(f"backend {name}")]
+        assert note.count("it is broken") == count
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "varlen"])
+def test_kernels_that_read_pages_of_256_get_such_blocks_or_are_refused(name):
+    assert resolved(NEW_GPU, attention_backend=name).kvcache_block_size == 256
+    assert resolved(NEW_GPU, attention_backend=name, kvcache_block_size=512)
+    with pytest.raises(ConfigError, match="multiple of 256, not 64; use 'auto', 'triton', 'torch'"):
+        resolved(NEW_GPU, attention_backend=name, kvcache_block_size=64)
+    with pytest.raises(ConfigError, match="not in float32"):
+        resolved(NEW_GPU, attention_backend=name, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "why"),
+    [(CPU, "triton", "it is for NVIDIA GPUs"), (NEW_GPU, "native", "it is for CPUs")],
+    ids=["cpu", "gpu"],
+)
+def test_a_backend_of_another_device_is_refused_and_not_mentioned_otherwise(device, name, why):
+    assert name not in " ".join(resolved(device).notes)
+    with pytest.raises(ConfigError, match=why):
+        resolved(device, attention_backend=name)
+
+
+# CUDA graphs
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 3, 12, 100, 200, 300, 513])
+def test_there_is_a_graph_for_every_batch_that_there_can_be(max_num_seqs):
+    sizes = resolved(NEW_GPU, max_num_seqs=max_num_seqs).graph_batch_sizes
+
+    assert max(sizes) == max_num_seqs
+    assert min(sizes) == 1
+
+
+def test_a_step_holds_no_more_sequences_than_tokens_and_graphs_go_no_further():
+    config = resolved(NEW_GPU, max_num_seqs=64, max_num_batched_tokens=10)
+
+    assert max(config.graph_batch_sizes) == 10
+
+
+def test_the_batch_sizes_asked_for_are_captured_and_the_largest_one_always():
+    config = resolved(NEW_GPU, graph_batch_sizes=[8, 1], max_num_seqs=12)
+
+    assert config.graph_batch_sizes == (1, 8, 12)
+    with pytest.raises(ConfigError, match=r"`graph_batch_sizes` is .*at most 12 sequences"):
+        resolved(NEW_GPU, graph_batch_sizes=[8, 16], max_num_seqs=12)
+
+
+@pytest.mark.parametrize(
+    ("device", "options"),
+    [(CPU, {}), (GPU, {}), (NEW_GPU, {"enforce_eager": True}), (CPU, {"graph_batch_sizes": [4]})],
+    ids=["cpu", "torch", "eager", "asked for on a cpu"],
+)
+def test_nothing_is_captured_where_steps_run_as_they_are(device, options):
+    assert resolved(device, **options).graph_batch_sizes == ()
+
+
+@pytest.mark.parametrize("activation_gib", [0, 3])
+def test_room_for_steps_and_graphs_is_left_beside_the_cache(activation_gib):
+    device = attrs.evolve(NEW_GPU, activation_bytes=activation_gib * GIB)
+    unlimited = attrs.evolve(MODEL, max_position_embeddings=10**9)
+    config = resolved(device, unlimited, gpu_memory_utilization=0.5)
+    graphs = NUM_GRAPH_VARIANTS * GRAPH_BYTES * len(config.graph_batch_sizes)
+    left = 12 * GIB - 2 * GIB - activation_gib * GIB - graphs  # the share, the weights, steps
+    assert left - MODEL.kv_values_per_token * 2 * 64 < config.kv_cache_bytes <= left
 
 
 # All of it
@@ -279,7 +355,7 @@ def test_what_was_asked_for_is_what_runs(device):
 def test_defaults_are_sound_and_said_in_words(device):
     config = resolved(device)
 
-    assert config.kvcache_block_size == (16 if device.is_cpu else 256)
+    assert config.kvcache_block_size == BLOCK_SIZE
     assert 1 <= config.max_num_seqs <= config.max_num_batched_tokens
     assert config.max_prefill_chunk < config.max_num_batched_tokens
     for word in ("dtype", "K/V blocks", "backend"):

@@ -80,7 +80,7 @@ def test_logits_in_float32_are_within_a_ten_thousandth(path, reference):
     tokens = list(range(100, 160))
     captured = []
     with LLM(path, device="cpu", dtype="float32", attention_backend="native") as llm:
-        program = llm._engine._executor._program
+        program = llm._engine._loop.executor._program
         run = program.run
 
         def recording(batch):

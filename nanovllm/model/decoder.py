@@ -54,6 +54,16 @@ class Decoder:
     lm_head: Linear
     frequencies: torch.Tensor
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor that it consists of; a tied embedding stands there twice."""
+        linears: list[Linear] = [self.lm_head]
+        others: list[torch.Tensor | None] = [self.embedding, self.final_norm, self.frequencies]
+        for layer in self.layers:
+            linears += [layer.qkv, layer.output, layer.gate_up, layer.down]
+            others += [layer.input_norm, layer.query_norm, layer.key_norm, layer.post_norm]
+        parts = [tensor for linear in linears for tensor in (linear.weight, linear.bias)]
+        return [tensor for tensor in (*others, *parts) if tensor is not None]
+
     def forward(
         self,
         input_ids: torch.Tensor,

@@ -1,0 +1,77 @@
+"""`EngineLock`: one caller at a time, and whole again whatever interrupts it."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from nanovllm.core import EngineState
+from nanovllm.live_requests import LiveRequests
+from nanovllm.request import Request
+
+
+class EngineLock:
+    """Holds an engine's requests for one caller at a time.
+
+    Attributes:
+        at_rest: The state as of the last time that it was let go: a value, safe to keep.
+    """
+
+    def __init__(self, live: LiveRequests, recover: Callable[[], None]) -> None:
+        """Hold nothing yet; `recover` makes the engine whole after it was cut off anywhere."""
+        self.at_rest: EngineState = live.state
+        self._live = live
+        self._make_whole = recover
+        self._lock = threading.Lock()
+        self._was_interrupted = False
+        self._dropped: deque[Request] = deque()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Hold the engine, alone. What finalizers asked for meanwhile is done at the end."""
+        try:
+            with self._lock:
+                if self._was_interrupted:
+                    self._recover()
+                try:
+                    yield
+                except Exception:
+                    raise
+                except BaseException:  # such as KeyboardInterrupt, at any point
+                    self._was_interrupted = True
+                    self._recover()
+                    raise
+                finally:
+                    self.at_rest = self._live.state
+        finally:
+            self._abort_dropped()
+
+    def abort_soon(self, request: Request) -> None:
+        """End a request now, or as soon as whoever holds the engine lets go of it.
+
+        For finalizers, which may run in any thread at any point, also in the middle of a step of
+        this very thread: it neither waits nor raises.
+        """
+        self._dropped.append(request)
+        self._abort_dropped()
+
+    def _abort_dropped(self) -> None:
+        while self._dropped:
+            is_held = False
+            try:
+                # Whoever does not get the lock leaves the rest to its holder, who looks after
+                # letting go.
+                is_held = self._lock.acquire(blocking=False)
+                if not is_held:
+                    return
+                self._live.abort(self._dropped.popleft())
+                self.at_rest = self._live.state
+            except IndexError:
+                return  # another thread was quicker
+            finally:
+                if is_held:
+                    self._lock.release()
+
+    def _recover(self) -> None:
+        self._make_whole()
+        self._was_interrupted = False

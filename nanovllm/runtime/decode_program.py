@@ -1,0 +1,166 @@
+"""The decode step as one program over static buffers: what is captured once per batch size.
+
+Everything of a step happens inside: the tokens of the step before are fetched where the device
+keeps them, slots are derived from block tables and positions, and the new tokens are drawn and
+kept. The host gives the rest of the truth anew in every step, in one vector. So a step depends on
+that vector, on the tokens before it and on the K/V cache, and on nothing else.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import attrs
+import torch
+
+from graphs import ZERO, Column, Fill, Program, Scalar, StepLayout, Table
+from nanovllm.kernels import ops
+from nanovllm.runtime.fused_decoder import FusedDecoder
+from nanovllm.runtime.paged_attention import PagedAttention
+
+Variant = Literal["greedy", "sample"]
+"""How tokens are chosen: all greedily, or each row by its temperature and `min_p`."""
+
+UNIFORM_LOW_BITS = 27
+UNIFORM_BITS = 53
+"""A uniform number is packed as two integers, its upper 26 bits and its lower 27."""
+
+FAILED_TOKEN = -1
+"""Stands for the token of a row whose logits are not finite."""
+
+NO_SOURCE = -1
+"""The row's token comes from the host."""
+
+
+def decode_layout(max_num_rows: int, num_table_columns: int, pad_block: int) -> StepLayout:
+    """The vector that the host gives.
+
+    Padding rows attend to the first position of `pad_block`, a block that nobody writes to.
+    """
+    return StepLayout(
+        max_num_rows,
+        scalars=(Scalar("num_rows"), Scalar("out_offset")),
+        columns=(
+            Column("token", ZERO),
+            Column("source", Fill(NO_SOURCE)),
+            Column("context_len", Fill(1)),
+            Column("temperature", ZERO, "float32"),
+            Column("min_p", ZERO, "float32"),
+            Column("uniform_high", ZERO),
+            Column("uniform_low", ZERO),
+        ),
+        table=Table("block_table", num_table_columns, Fill(pad_block)),
+    )
+
+
+@attrs.frozen(eq=False)
+class DecodeStatics:
+    """The buffers that every captured step reads and writes: `R` rows at most.
+
+    Attributes:
+        layout: Of the staging vector.
+        staging: `[layout.num_words()]` int32, this step's inputs.
+        tokens: `[2 R]` int32: tokens of this step and of the one before, each in its own half, so
+            that the host may still be fetching the older ones. See `FAILED_TOKEN`.
+        logits: `[R, V]` of the model's type, those of the last step.
+        rows: `[R]` int64, 0 to R - 1.
+        fused: The model and its K/V cache.
+    """
+
+    layout: StepLayout
+    staging: torch.Tensor
+    tokens: torch.Tensor
+    logits: torch.Tensor
+    rows: torch.Tensor
+    fused: FusedDecoder
+
+    @classmethod
+    def create(cls, fused: FusedDecoder, layout: StepLayout) -> "DecodeStatics":
+        """Allocate them beside the K/V cache."""
+        num_rows, device = layout.max_num_rows, fused.kv_cache.device
+        return cls(
+            layout,
+            staging=torch.zeros(layout.num_words(), dtype=torch.int32, device=device),
+            tokens=torch.zeros(2 * num_rows, dtype=torch.int32, device=device),
+            logits=torch.zeros(
+                (num_rows, fused.decoder.config.vocab_size),
+                dtype=fused.decoder.embedding.dtype,
+                device=device,
+            ),
+            rows=torch.arange(num_rows, device=device),
+            fused=fused,
+        )
+
+    def named_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Every tensor whose address a captured step bakes in; see `graphs.Statics`."""
+        named = {
+            "staging": self.staging,
+            "tokens": self.tokens,
+            "logits": self.logits,
+            "rows": self.rows,
+            "kv_cache": self.fused.kv_cache,
+            "cos_sin": self.fused.cos_sin,
+        }
+        for index, tensor in enumerate(self.fused.decoder.tensors()):
+            named[f"weight {index}"] = tensor
+        return named
+
+
+def decode_program(
+    bucket: int, variant: Variant, statics: DecodeStatics, attention: PagedAttention
+) -> Program:
+    """The step for batches of up to `bucket` rows."""
+    inputs = statics.layout.torch_views(statics.staging, bucket)
+    rows, logits = statics.rows[:bucket], statics.logits[:bucket]
+    fused, block_size = statics.fused, attention.block_size
+
+    def attend(
+        query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
+    ) -> torch.Tensor:
+        return attention.decode(
+            query, key_cache, value_cache, inputs["block_table"], inputs["context_len"]
+        )
+
+    def program() -> None:
+        source = inputs["source"]
+        fetched = statics.tokens.index_select(0, source.clamp(min=0))
+        # Clamped: a failed row goes on until the host has seen that it failed.
+        input_ids = torch.where(source >= 0, fetched, inputs["token"]).clamp(min=0)
+        positions = inputs["context_len"] - 1  # -1: a position counts from 0
+        in_table = torch.div(positions, block_size, rounding_mode="floor")
+        blocks = inputs["block_table"].gather(1, in_table.long()[:, None])[:, 0]
+        slots = blocks * block_size + positions - in_table * block_size
+        slots = torch.where(rows < inputs["num_rows"], slots, -1)  # padding writes nowhere
+        hidden = fused.hidden(input_ids, positions, slots, attend)
+        logits.copy_(fused.decoder.lm_head(hidden))
+        token_ids = choose(logits, variant, inputs)
+        statics.tokens.index_copy_(0, rows + inputs["out_offset"], token_ids)
+
+    return program
+
+
+def choose(
+    logits: torch.Tensor, variant: Variant, columns: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """Choose one token per row without looking at a value on the host.
+
+    Args:
+        logits: `[B, V]`.
+        variant: How.
+        columns: `[B]` each: `temperature`, `min_p`, `uniform_high`, `uniform_low`; read only if
+            rows draw.
+
+    Returns:
+        `[B]` int32, `FAILED_TOKEN` where the largest logit is not finite.
+    """
+    token_ids, peak = ops.greedy(logits)
+    if variant == "sample":
+        bits = columns["uniform_high"].double() * 2.0**UNIFORM_LOW_BITS + columns["uniform_low"]
+        token_ids = ops.sample_any(
+            logits,
+            peak,
+            columns["temperature"],
+            columns["min_p"],
+            bits * 2.0**-UNIFORM_BITS,
+            token_ids,
+        )
+    return torch.where(torch.isfinite(peak), token_ids, FAILED_TOKEN).int()

@@ -1,0 +1,132 @@
+"""Attention over the paged K/V cache on a GPU: one interface, one class per library that has it.
+
+Every one of them can be captured: nothing here looks at a length on the host, and what a launch
+is shaped by (splits, the longest context) is planned from the limits and not from live rows.
+"""
+
+from typing import Protocol
+
+import attrs
+import torch
+
+from graphs import plan_splits
+from nanovllm.kernels import ops
+
+
+class PagedAttention(Protocol):
+    """Attention of one model; a layer's caches are `[num_slots, K, D]`."""
+
+    @property
+    def block_size(self) -> int:
+        """Positions of a block."""
+
+    def decode(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        context_lens: torch.Tensor,
+    ) -> torch.Tensor:
+        """One query per row: `[B, H, D]`, tables `[B, M]` int32, lengths `[B]` int32 from 1."""
+
+    def prefill(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        context_lens: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        max_seqlen_q: int,
+    ) -> torch.Tensor:
+        """The last positions of each row, packed: `[T, H, D]`, `cu_seqlens_q` `[S + 1]` int32."""
+
+
+@attrs.frozen
+class AttentionShape:
+    """What launches are planned from.
+
+    Attributes:
+        num_kv_heads: `K`.
+        head_dim: `D`.
+        block_size: Positions of a block.
+        max_model_len: The longest context there may be.
+        num_sms: Multiprocessors of the device.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    max_model_len: int
+    num_sms: int
+
+    @property
+    def scale(self) -> float:
+        """What products of queries and keys are multiplied by."""
+        return float(self.head_dim**-0.5)
+
+
+DECODE_TILE = 64
+"""Positions that a decode kernel reads at once: no split of a context is shorter."""
+
+
+@attrs.frozen
+class TritonAttention:
+    """This package's own kernels: any block size, any GPU that Triton supports."""
+
+    shape: AttentionShape
+
+    @property
+    def block_size(self) -> int:
+        """Positions of a block."""
+        return self.shape.block_size
+
+    def decode(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        context_lens: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `PagedAttention`."""
+        shape = self.shape
+        num_splits = plan_splits(
+            len(query), shape.num_kv_heads, shape.max_model_len, shape.num_sms, DECODE_TILE
+        )
+        attended: torch.Tensor = ops.paged_decode(
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            context_lens,
+            shape.block_size,
+            shape.scale,
+            num_splits,
+        )
+        return attended
+
+    def prefill(
+        self,
+        query: torch.Tensor,
+        key_cache: torch.Tensor,
+        value_cache: torch.Tensor,
+        block_tables: torch.Tensor,
+        context_lens: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        max_seqlen_q: int,
+    ) -> torch.Tensor:
+        """See `PagedAttention`."""
+        attended: torch.Tensor = ops.paged_prefill(
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            context_lens,
+            cu_seqlens_q,
+            max_seqlen_q,
+            self.shape.block_size,
+            self.shape.scale,
+        )
+        return attended

@@ -1,0 +1,116 @@
+"""What a step on a device needs from the host, laid out as int32. Pure: numpy only."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nanovllm.core import Batch
+from nanovllm.runtime.decode_program import NO_SOURCE, UNIFORM_BITS, UNIFORM_LOW_BITS, Variant
+from nanovllm.runtime.philox import uniform
+from nanovllm.runtime.sampling import SamplingRow
+
+Columns = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.float32]]
+
+HowToChoose = Literal["greedy", "sample", "host"]
+
+
+def how_to_choose(rows: Sequence[SamplingRow], vocab_size: int) -> HowToChoose:
+    """How the tokens of a step can be chosen.
+
+    Returns:
+        "greedy" or "sample": inside the step, on the device, see `Variant`. "host": from the
+        step's logits, after it, as some row looks at tokens before it, cuts the distribution by
+        rank or mass, or wants log-probabilities.
+    """
+    if any(_needs_host(row, vocab_size) for row in rows):
+        return "host"
+    return "greedy" if all(row.is_greedy for row in rows) else "sample"
+
+
+def _needs_host(row: SamplingRow, vocab_size: int) -> bool:
+    params = row.params
+    return (
+        params.logprobs is not None
+        or row.bans_stop_tokens
+        or row.allowed_tokens is not None
+        or bool(params.logit_bias)
+        or params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+        or (not row.is_greedy and (0 < params.top_k < vocab_size or params.top_p < 1))
+    )
+
+
+def sampling_columns(rows: Sequence[SamplingRow], variant: Variant) -> Columns:
+    """What `decode_program.choose` reads, `[R]` each; zeros where all rows are greedy."""
+    if variant == "greedy":
+        zeros = np.zeros(len(rows), np.int32)
+        return {
+            "temperature": zeros.view(np.float32),
+            "min_p": zeros.view(np.float32),
+            "uniform_high": zeros,
+            "uniform_low": zeros,
+        }
+    numbers = uniform([row.seed for row in rows], [row.position for row in rows])
+    bits = (numbers * 2.0**UNIFORM_BITS).astype(np.int64)
+    # A greedy row among drawing ones is marked by a temperature of 0.
+    temperatures = [0.0 if row.is_greedy else row.params.temperature for row in rows]
+    return {
+        "temperature": np.array(temperatures, np.float32),
+        "min_p": np.array([row.params.min_p for row in rows], np.float32),
+        "uniform_high": (bits >> UNIFORM_LOW_BITS).astype(np.int32),
+        "uniform_low": (bits & ((1 << UNIFORM_LOW_BITS) - 1)).astype(np.int32),
+    }
+
+
+def decode_fields(
+    batch: Batch, columns: Columns, *, out_offset: int, source_offset: int
+) -> Mapping[str, npt.ArrayLike]:
+    """Every field of `decode_layout` for a batch of decodes.
+
+    Args:
+        batch: Decodes only.
+        columns: Of `sampling_columns`.
+        out_offset: Where the step's tokens go in `DecodeStatics.tokens`.
+        source_offset: Where those of the step before it lie there.
+    """
+    if batch.sources is None:
+        sources = np.full(batch.num_seqs, NO_SOURCE, np.int32)
+    else:
+        sources = batch.sources + np.int32(source_offset)
+    return {
+        "num_rows": batch.num_seqs,
+        "out_offset": out_offset,
+        "token": batch.input_ids,
+        "source": sources,
+        "context_len": batch.context_lens,
+        "block_table": batch.block_tables,
+        **columns,
+    }
+
+
+def pack_arrays(
+    arrays: Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.float32]],
+    out: npt.NDArray[np.int32],
+) -> tuple[dict[str, slice], int]:
+    """Lay arrays one after the other into `out`; returns where each lies, and the words in use.
+
+    Each starts on a multiple of four words: kernels are compiled for aligned arrays.
+    """
+    places, at = {}, 0
+    for name, array in arrays.items():
+        end = at + array.size
+        out[at:end] = array.reshape(-1).view(np.int32)
+        places[name] = slice(at, end)
+        at = -(-end // 4) * 4
+    return places, at
+
+
+def max_mixed_words(max_num_batched_tokens: int, max_num_seqs: int, num_table_columns: int) -> int:
+    """Words that `pack_arrays` needs at most for a step with prefills."""
+    per_token = 3  # token, position, slot
+    per_seq = num_table_columns + 7  # length, running sum, place of the logits, four for sampling
+    num_arrays = 10
+    return max_num_batched_tokens * per_token + max_num_seqs * per_seq + 4 * num_arrays + 1
