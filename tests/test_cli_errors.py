@@ -111,7 +111,7 @@ def broken(monkeypatch):
     """Make the second step of every engine raise."""
 
     def break_with(error):
-        run_step = TorchExecutor.run
+        run_step = TorchExecutor.submit
         calls = []
 
         def run_once(executor, batch, rows):
@@ -120,7 +120,7 @@ def broken(monkeypatch):
                 raise error
             return run_step(executor, batch, rows)
 
-        monkeypatch.setattr(TorchExecutor, "run", run_once)
+        monkeypatch.setattr(TorchExecutor, "submit", run_once)
 
     return break_with
 

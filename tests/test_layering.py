@@ -18,18 +18,23 @@ ALLOWED = {
     "nanovllm/text": {
         "attrs",
         "jinja2",
+        "llguidance",
+        "numpy",
         "tokenizers",
         "transformers",
         "nanovllm.errors",
         "nanovllm.hub",
         "nanovllm.model.gguf_file",
     },
+    "nanovllm/kernels": {"torch", "attrs", "nanovllm.errors"},
+    "nanovllm/kernels/triton": {"torch", "attrs", "triton", "nanovllm.kernels"},
     "nanovllm/runtime": {
         "torch",
         "numpy",
         "attrs",
         "psutil",
         "nanovllm.core",
+        "nanovllm.kernels",
         "nanovllm.model",
         "nanovllm.outputs",
         "nanovllm.sampling_params",
@@ -45,14 +50,52 @@ ALLOWED = {
         "nanovllm.model",
         "nanovllm.runtime",
     },
+    "nanovllm/workloads": {
+        "torch",
+        "attrs",
+        "psutil",
+        "pynvml",
+        "nanovllm",
+        "nanovllm.errors",
+        "nanovllm.llm",
+        "nanovllm.records",
+        "nanovllm.sampling_params",
+    },
+    "nanovllm/pytest_plugin": {
+        "torch",
+        "attrs",
+        "psutil",
+        "pytest",
+        "pytest_benchmark",
+        "telemetry",
+        "nanovllm.llm",
+        "nanovllm.records",
+        "nanovllm.sampling_params",
+        "nanovllm.workloads",
+    },
     "graphs": {"torch", "numpy", "attrs"},
-    "telemetry": {"attrs", "psutil", "pynvml"},
+    "telemetry": {"attrs", "psutil"},
+    "telemetry/providers": {"attrs", "psutil", "pynvml", "telemetry"},
+    "telemetry/report": {"attrs", "jinja2", "markupsafe", "rich", "telemetry"},
+    "telemetry/sinks": {"attrs", "prometheus_client", "telemetry"},
 }
 
 # Packages that `import nanovllm` must not load, and those that must never stand at a module's top
 # outside the one folder that is imported late.
 HEAVY = ("torch", "transformers", "triton", "flash_attn", "pynvml", "numba", "tokenizers", "gguf")
-LATE = {"triton", "flash_attn", "pynvml", "numba", "llvmlite", "transformers"}
+LATE = {
+    "triton",
+    "flash_attn",
+    "pynvml",
+    "numba",
+    "llguidance",
+    "llvmlite",
+    "transformers",
+    "prometheus_client",
+}
+
+# Folders that are imported late as a whole.
+LATE_FOLDERS = ("nanovllm/runtime/native/", "nanovllm/kernels/triton/")
 
 
 def imports(path):
@@ -97,10 +140,12 @@ def test_imports_only_what_its_folder_may(path):
 
 @pytest.mark.parametrize("path", files(), ids=str)
 def test_optional_packages_are_imported_late(path):
-    if path.as_posix().startswith("nanovllm/runtime/native/"):
-        return  # imported late as a whole
+    if path.as_posix().startswith(LATE_FOLDERS):
+        return
+    late_modules = [folder.strip("/").replace("/", ".") for folder in LATE_FOLDERS]
     for module, top in imports(ROOT / path):
-        assert not (top and module.split(".")[0] in LATE), f"{path} imports {module} at its top"
+        is_late = module.split(".")[0] in LATE or any(map(module.startswith, late_modules))
+        assert not (top and is_late), f"{path} imports {module} at its top"
 
 
 def test_leaf_libraries_do_not_know_nanovllm():

@@ -1,0 +1,1 @@
+"""The parts of a report, one file each: a pure function from an `Analysis` to a `Section`."""
