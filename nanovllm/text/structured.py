@@ -213,18 +213,20 @@ def _grammar(name: str, value: str | tuple[str, ...]) -> str:
     """The structure in llguidance's own words."""
     from llguidance import LLMatcher
 
+    grammar: str
     if isinstance(value, tuple):
-        return LLMatcher.grammar_from_regex("|".join(map(_literally, value)))
-    if name == "json_schema":
+        grammar = LLMatcher.grammar_from_regex("|".join(map(_literally, value)))
+    elif name == "json_schema":
         own = json.loads(value).get("x-guidance")
+        defaults = {"whitespace_pattern": _JSON_WHITESPACE}
         if isinstance(own, dict) and {"whitespace_pattern", "whitespace_flexible"} & own.keys():
-            return LLMatcher.grammar_from_json_schema(value)
-        return LLMatcher.grammar_from_json_schema(
-            value, defaults={"whitespace_pattern": _JSON_WHITESPACE}
-        )
-    if name == "regex":
-        return LLMatcher.grammar_from_regex(value)
-    return LLMatcher.grammar_from_lark(value)
+            defaults = {}
+        grammar = LLMatcher.grammar_from_json_schema(value, defaults=defaults)
+    elif name == "regex":
+        grammar = LLMatcher.grammar_from_regex(value)
+    else:
+        grammar = LLMatcher.grammar_from_lark(value)
+    return grammar
 
 
 def _literally(text: str) -> str:

@@ -1,0 +1,97 @@
+"""How kernels cut their work into tiles. Pure: shapes and counts in, sizes out.
+
+Nothing here looks at a length, so that a captured step has the geometry of its bucket for good.
+Tiles fit the shared memory of the smallest device that is supported: 99 KiB (sm_89, sm_120).
+"""
+
+import attrs
+
+_MIN_DOT = 16
+"""The least rows that a matrix unit multiplies."""
+
+
+@attrs.frozen
+class Tile:
+    """How one program of an attention kernel is cut.
+
+    Attributes:
+        num_rows: Rows of queries, a power of two; several heads and positions are rows.
+        num_positions: Keys and values that one turn of the loop takes, a power of two.
+        num_channels: `D` rounded up to a power of two.
+        num_warps: Warps of the program.
+        num_stages: How far loads run ahead. Of three, a turn's look-up of its blocks takes one
+            and its keys and values another; of five, both would twice as far, in twice the memory.
+    """
+
+    num_rows: int
+    num_positions: int
+    num_channels: int
+    num_warps: int
+    num_stages: int
+
+
+def next_power_of_2(count: int) -> int:
+    """The least power of two that is not below `count`, which is at least 1."""
+    return 1 << (count - 1).bit_length()
+
+
+def decode_tile(*, head_dim: int, item_bytes: int, group_size: int) -> Tile:
+    """The tile of `paged_decode`: the query heads of one key/value head are its rows.
+
+    Args:
+        head_dim: `D`.
+        item_bytes: Bytes of one value of the cache.
+        group_size: Query heads per key/value head, `H / K`.
+    """
+    num_channels = next_power_of_2(max(head_dim, _MIN_DOT))
+    return Tile(
+        num_rows=next_power_of_2(max(group_size, _MIN_DOT)),
+        num_positions=_num_positions(num_channels, item_bytes),
+        num_channels=num_channels,
+        num_warps=4 if num_channels * item_bytes <= 512 else 8,
+        num_stages=3,
+    )
+
+
+def prefill_tile(*, head_dim: int, item_bytes: int, group_size: int, max_seqlen_q: int) -> Tile:
+    """The tile of `paged_prefill`: several positions times the heads of a group are its rows.
+
+    There are two of each model: one for steps of a few positions per sequence, one for others.
+
+    Args:
+        head_dim: `D`.
+        item_bytes: Bytes of one value of the cache.
+        group_size: Query heads per key/value head, `H / K`.
+        max_seqlen_q: The most queries that one sequence has.
+    """
+    num_channels = next_power_of_2(max(head_dim, _MIN_DOT))
+    # Products of float32 are three of narrower numbers, which takes registers: smaller tiles.
+    most = 2**14 // num_channels if item_bytes <= 2 else 2**12 // num_channels
+    most = min(most, 128 if item_bytes <= 2 else 64)
+    # Two sizes and none in between: each is a kernel to compile, and a request would wait for it.
+    wanted = _MIN_DOT if group_size * max_seqlen_q <= _MIN_DOT else most
+    # A tile holds at least one position of the whole group.
+    num_rows = max(wanted, next_power_of_2(group_size))
+    return Tile(
+        num_rows=num_rows,
+        num_positions=_num_positions(num_channels, item_bytes),
+        num_channels=num_channels,
+        num_warps=8 if num_rows >= 64 or item_bytes > 2 else 4,
+        num_stages=2,
+    )
+
+
+def vocab_tile(*, num_rows: int, vocab_size: int) -> int:
+    """Logits that one program of `greedy` or `sample_any` looks at, a power of two.
+
+    Few rows are cut finely, so that one row occupies a device; many rows coarsely, so that there
+    is less to combine.
+    """
+    widest = next_power_of_2(vocab_size)
+    return min(1024 if num_rows <= 16 else 4096, widest)
+
+
+def _num_positions(num_channels: int, item_bytes: int) -> int:
+    """Positions per turn: 16 KiB of keys and as much of values, but no more than 64."""
+    most = 64 if item_bytes <= 2 else 32
+    return min(most, 2**14 // (num_channels * item_bytes))
