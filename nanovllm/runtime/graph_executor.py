@@ -88,17 +88,31 @@ class GraphExecutor:
                 trace = self._submit_decodes(slot, batch, rows, how, out_offset, source_offset)
             else:
                 trace = self._submit_mixed(slot, batch, rows, how, out_offset)
+            tokens = self._statics.tokens[out_offset : out_offset + len(rows)]
+            ticket = self._queue.download(tokens, slot.token_words[: len(rows)])
         except BaseException:
-            self._staging.cancel(slot)
+            self._give_up(slot)
             raise
         self._side = 1 - self._side
-        tokens = self._statics.tokens[out_offset : out_offset + len(rows)]
-        ticket = self._queue.download(tokens, slot.token_words[: len(rows)])
         self._staging.fly(slot, ticket)
         submit_s = time.perf_counter() - start_s - trace.pack_s
         return GraphFlight(
             self, slot, ticket, batch, tuple(rows), how, attrs.evolve(trace, submit_s=submit_s)
         )
+
+    def _give_up(self, slot: Slot) -> None:
+        """Take back the slot of a step that could not be submitted whole.
+
+        A part of it may be on its way and read the slot yet: so the slot goes the way of a step
+        whose result nobody asks for.
+        """
+        assert self._statics is not None
+        try:
+            ticket = self._queue.download(self._statics.tokens[:0], slot.token_words[:0])
+        except Exception:  # noqa: BLE001  # a device that takes nothing any more reads nothing
+            self._staging.cancel(slot)
+        else:
+            self._staging.fly(slot, ticket)
 
     def may_run_ahead(self, rows: ReadOnlySequence[SamplingRow]) -> bool:
         """See `Executor`."""

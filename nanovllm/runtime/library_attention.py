@@ -160,7 +160,9 @@ def obstacles(capability: tuple[int, int], head_dim: int) -> dict[str, str]:
     """
     found = {
         "triton": _triton_obstacle(head_dim),
-        "flash_attn": _missing("flash_attn", "flash_attn_with_kvcache", {"block_table"}),
+        # The second learnt to read pages later than the first.
+        "flash_attn": _missing("flash_attn", "flash_attn_with_kvcache", {"block_table"})
+        or _missing("flash_attn", "flash_attn_varlen_func", {"block_table"}),
         "varlen": _missing(_VARLEN_MODULE, "varlen_attn", _VARLEN_ARGUMENTS),
     }
     if capability < AMPERE:

@@ -7,9 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nanovllm.core import Batch
+from nanovllm.kernels.reference.sampling import MAX_TEMPERATURE
 from nanovllm.runtime.decode_program import NO_SOURCE, UNIFORM_BITS, UNIFORM_LOW_BITS, Variant
 from nanovllm.runtime.philox import uniform
-from nanovllm.runtime.sampling import SamplingRow
+from nanovllm.runtime.sampling import GREEDY_BELOW, SamplingRow
 
 Columns = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.float32]]
 
@@ -24,23 +25,24 @@ def how_to_choose(rows: Sequence[SamplingRow], vocab_size: int) -> HowToChoose:
         step's logits, after it, as some row looks at tokens before it, cuts the distribution by
         rank or mass, or wants log-probabilities.
     """
-    if any(_needs_host(row, vocab_size) for row in rows):
-        return "host"
-    return "greedy" if all(row.is_greedy for row in rows) else "sample"
-
-
-def _needs_host(row: SamplingRow, vocab_size: int) -> bool:
-    params = row.params
-    return (
-        params.logprobs is not None
-        or row.bans_stop_tokens
-        or row.allowed_tokens is not None
-        or bool(params.logit_bias)
-        or params.repetition_penalty != 1
-        or params.presence_penalty != 0
-        or params.frequency_penalty != 0
-        or (not row.is_greedy and (0 < params.top_k < vocab_size or params.top_p < 1))
-    )
+    how: HowToChoose = "greedy"
+    for row in rows:  # in one loop without calls: it runs for every row of every step
+        params = row.params
+        if (
+            params.logprobs is not None
+            or row.num_completion_tokens < params.min_tokens
+            or row.allowed_tokens is not None
+            or params.logit_bias
+            or params.repetition_penalty != 1
+            or params.presence_penalty != 0
+            or params.frequency_penalty != 0
+        ):
+            return "host"
+        if params.temperature >= GREEDY_BELOW:
+            if 0 < params.top_k < vocab_size or params.top_p < 1:
+                return "host"
+            how = "sample"
+    return how
 
 
 def sampling_columns(rows: Sequence[SamplingRow], variant: Variant) -> Columns:
@@ -56,7 +58,9 @@ def sampling_columns(rows: Sequence[SamplingRow], variant: Variant) -> Columns:
     numbers = uniform([row.seed for row in rows], [row.position for row in rows])
     bits = (numbers * 2.0**UNIFORM_BITS).astype(np.int64)
     # A greedy row among drawing ones is marked by a temperature of 0.
-    temperatures = [0.0 if row.is_greedy else row.params.temperature for row in rows]
+    temperatures = [
+        0.0 if row.is_greedy else min(row.params.temperature, MAX_TEMPERATURE) for row in rows
+    ]
     return {
         "temperature": np.array(temperatures, np.float32),
         "min_p": np.array([row.params.min_p for row in rows], np.float32),
