@@ -71,14 +71,14 @@ class Engine:
 
         On a device that is always a step ahead this waits for the step that is on its way.
         """
-        if self._loop.is_airborne:
+        if self._loop.is_ahead:
             with self._lock.hold():
                 self._land()
         return self._lock.at_rest
 
     def has_unfinished_requests(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._live.state.num_unfinished) or self._loop.is_airborne
+        return bool(self._live.state.num_unfinished) or self._loop.is_ahead
 
     def add(
         self, prompts: ReadOnlySequence[Prompt], request_id: str | None = None
@@ -237,6 +237,8 @@ class Engine:
         with self._lock.hold():
             for request in list(self._live.by_id.values()):
                 self._live.abort(request)
+            self._loop.recover()  # forgets a step that is on its way: nobody wants its tokens
+            self._land()
             if self.config.freeze_gc and not self._is_closed:
                 gc.unfreeze()
             self._is_closed = True
@@ -253,7 +255,7 @@ class Engine:
 
     def _land(self) -> None:
         """Take in the step that is on its way, so that the state is at rest."""
-        while self._loop.is_airborne:
+        while self._loop.is_ahead:
             self._loop.step(may_run_ahead=False)
 
     def _note_end(self, request: Request) -> None:

@@ -98,21 +98,23 @@ class Stepped:
 
 
 class StepLoop:
-    """Moves the requests of an engine on. Whoever calls it holds the engine."""
+    """Moves the requests of an engine on. Whoever calls it holds the engine.
+
+    Attributes:
+        executor: The device.
+        is_ahead: Whether the last call left a step on its way, so that the state is not at rest.
+            May be read by anybody at any time.
+    """
 
     def __init__(
         self, live: LiveRequests, executor: Executor, limits: SchedulerLimits, totals: Totals
     ) -> None:
         self.executor = executor
+        self.is_ahead = False
         self._live = live
         self._limits = limits
         self._totals = totals
         self._airborne: deque[Airborne] = deque()
-
-    @property
-    def is_airborne(self) -> bool:
-        """Whether a step is on its way, so that the state is not at rest."""
-        return bool(self._airborne)
 
     def step(self, *, may_run_ahead: bool = True) -> tuple[list[Request], Stepped | None]:
         """Take in one step; returns the requests that it changed, and None if there was none.
@@ -133,9 +135,11 @@ class StepLoop:
             executed_s = time.perf_counter()
             changed += self._take_in(step, sampled, executed_s)
             self._airborne.popleft()
+            self.is_ahead = bool(self._airborne)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is these requests' end
             in_air = [seq for step in self._airborne for seq in step.plan.scheduled]
             self._airborne.clear()
+            self.is_ahead = False
             return changed + self._fail(in_air, error), None
         self._totals.num_steps += 1
         return changed, Stepped(step, sampled.token_ids, trace, executed_s)
@@ -146,6 +150,7 @@ class StepLoop:
             for seq in step.plan.scheduled:
                 self._live.state = abort(self._live.state, seq.seq_id)
         self._airborne.clear()
+        self.is_ahead = False
         self._live.recover()
 
     # In the order in which it happens.

@@ -268,3 +268,28 @@ def test_the_wrong_number_of_tokens_is_refused():
     state, plan = schedule(state_of([1, 1]), LIMITS)
     with pytest.raises(ValueError, match="2 token ids for 1 scheduled"):
         settle(advance(state), plan, [1, 2])
+
+
+def test_without_a_prefix_cache_nothing_is_entered_into_it():
+    state = EngineState.create(8, 2, enable_prefix_caching=False)
+    state = admit(state, Sequence.create(0, [1, 1, 1, 1], SamplingParams(max_tokens=3)), LIMITS)
+    state, plan = schedule(state, LIMITS)
+    state, _ = settle(advance(state), plan, [0])
+
+    assert not any(state.pool.keys)
+    assert state.running[0].token_ids == (1, 1, 1, 1, 0)
+
+
+def test_a_sequence_that_lost_its_blocks_since_keeps_its_token_and_no_block():
+    """Its last token was on its way when the next plan took its blocks away."""
+    state, plan = schedule(state_of([1, 1, 1, 1], max_tokens=1), LIMITS)
+    state = advance(state)
+    editor, draft = state.pool.thaw(), state.running[0].thaw()
+    editor.release(state.running[0].block_table)
+    draft.release()
+    state = attrs.evolve(state, running=(draft.freeze(),), pool=editor.freeze())
+    state, (output,) = settle(state, plan, [0])
+
+    assert output.finish_reason == "length"
+    assert state.pool.num_free == state.pool.num_blocks
+    assert not any(state.pool.keys)

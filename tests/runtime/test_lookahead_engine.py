@@ -145,3 +145,14 @@ def test_an_error_of_the_device_ends_what_was_on_its_way_and_nothing_else(error)
         outputs = llm.generate(prompts, greedy(NUM_TOKENS))
 
     assert [output.token_ids for output in outputs] == expected(prompts)
+
+
+def test_closing_forgets_a_step_that_is_on_its_way():
+    with graph_llm(queue=SimulatedQueue(), max_num_seqs=8) as llm:
+        llm.add_request([1, 2, 3], greedy(NUM_TOKENS))
+        llm.step()
+        assert llm.has_unfinished_requests()
+        llm.close()
+
+        assert not llm._engine.has_unfinished_requests()
+        assert is_idle(llm)
