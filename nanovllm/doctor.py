@@ -9,12 +9,16 @@ import attrs
 import psutil
 import torch
 
-from nanovllm.build import find_device, read_device_facts
+from nanovllm.build import find_device, open_checkpoint, read_device_facts
 from nanovllm.builtin_model import SMOLLM2_135M, cache_folder, cached_file
 from nanovllm.config import EngineConfig, ModelFacts, resolve
 from nanovllm.errors import ConfigError
-from nanovllm.model.config import read_model_config
+from nanovllm.hub import find_model
+from nanovllm.model.config import ModelConfig, read_model_config
 from nanovllm.runtime.threads import usable_threads
+from nanovllm.runtime.verify_graphs import verify_decode
+from nanovllm.runtime.verify_model import random_decoder, small_config
+from nanovllm.runtime.verify_worlds import Geometry
 
 SMOLLM2_SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -43,6 +47,60 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at everything. Nothing here can fail: what is not there is a finding."""
     return list(_examine())
+
+
+def examine_graphs(model: str | None) -> tuple[list[Finding], bool]:
+    """Prove, on the CPU, that the decode step of a model may be replayed as a CUDA graph.
+
+    It is run with random weights on a small model of the same make, as what could go wrong lies in
+    the operations of the step and not in its weights: no weights are read.
+
+    Args:
+        model: As for `LLM`. None: the built-in model, which need not be fetched for this.
+
+    Returns:
+        What was run and what was found, and whether nothing is wrong.
+    """
+    config, geometry = _graphs_config(model), Geometry()
+    small = small_config(config)
+    report = verify_decode(random_decoder(small), geometry=geometry)
+    findings = [
+        Finding("model", f"{model or SMOLLM2_135M.name}: {_in_words(config)}"),
+        Finding(
+            "made small",
+            f"{small.num_layers} layers of random weights, {small.hidden_size} wide, "
+            f"{small.vocab_size} tokens, in float32 on the CPU",
+        ),
+        Finding(
+            "tried",
+            f"{report.num_steps} decode steps that choose greedily or draw, in batches of "
+            f"{', '.join(map(str, geometry.sizes))}, over blocks of {geometry.block_size} "
+            "positions that change owners",
+        ),
+    ]
+    wrong = [str(one) for one in (*report.findings, *report.mismatches)]
+    findings += [Finding("wrong", one) for one in wrong]
+    findings.append(Finding("decode step", f"{len(wrong)} faults" if wrong else "safe to replay"))
+    return findings, report.ok
+
+
+def _graphs_config(model: str | None) -> ModelConfig:
+    if model is None or model == SMOLLM2_135M.name:
+        return read_model_config(SMOLLM2_SHAPE, source=SMOLLM2_135M.name)
+    checkpoint = open_checkpoint(find_model(model))
+    return read_model_config(checkpoint.config, source=checkpoint.source)
+
+
+def _in_words(config: ModelConfig) -> str:
+    extras = {
+        "biases": config.qkv_bias or config.output_bias or config.mlp_bias,
+        "norms of queries and keys": config.qk_norm,
+        f"{config.rope.rope_type} rope": config.rope.rope_type != "default",
+    }
+    said = f"{config.architecture}, {config.num_heads} query heads on {config.num_kv_heads} of K/V"
+    return ", ".join(
+        [f"{said}, {config.head_dim} wide", *(name for name, on in extras.items() if on)]
+    )
 
 
 def _examine() -> Iterator[Finding]:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 
 from nanovllm.core import Batch
@@ -87,7 +88,7 @@ class GraphExecutor:
             if self._captured is not None and batch.num_decodes == batch.num_seqs:
                 trace = self._submit_decodes(slot, batch, rows, how, out_offset, source_offset)
             else:
-                trace = self._submit_mixed(slot, batch, rows, how, out_offset)
+                trace = self._submit_mixed(slot, batch, rows, how, out_offset, source_offset)
             tokens = self._statics.tokens[out_offset : out_offset + len(rows)]
             ticket = self._queue.download(tokens, slot.token_words[: len(rows)])
         except BaseException:
@@ -174,6 +175,7 @@ class GraphExecutor:
         rows: ReadOnlySequence[SamplingRow],
         how: HowToChoose,
         out_offset: int,
+        source_offset: int,
     ) -> StepTrace:
         """Run a step with prefills, or without graphs."""
         start_s = time.perf_counter()
@@ -188,6 +190,8 @@ class GraphExecutor:
             "logits_indices": batch.logits_indices,
             **sampling_columns(rows, variant),
         }
+        if batch.sources is not None:
+            arrays["source"] = batch.sources + np.int32(source_offset)
         places, num_words = pack_arrays(arrays, slot.mixed)
         pack_s = time.perf_counter() - start_s
         self._queue.upload(slot.mixed_words[:num_words], self._mixed_inputs[:num_words])
@@ -227,9 +231,10 @@ class GraphExecutor:
                 max_seqlen_q,
             )
 
-        hidden = fused.hidden(
-            inputs["input_ids"], inputs["positions"], inputs["slot_mapping"], attend
-        )
+        input_ids = inputs["input_ids"]
+        if "source" in inputs:  # decodes ahead of the host; clamped as in `decode_program`
+            input_ids = statics.tokens.index_select(0, inputs["source"]).clamp(min=0)
+        hidden = fused.hidden(input_ids, inputs["positions"], inputs["slot_mapping"], attend)
         self._hidden = hidden if keeps_hidden else None
         num_rows = len(inputs["logits_indices"])
         if num_rows == 0:  # only prompts that were cut short: nothing to draw

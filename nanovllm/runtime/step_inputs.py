@@ -115,6 +115,7 @@ def pack_arrays(
 def max_mixed_words(max_num_batched_tokens: int, max_num_seqs: int, num_table_columns: int) -> int:
     """Words that `pack_arrays` needs at most for a step with prefills."""
     per_token = 3  # token, position, slot
-    per_seq = num_table_columns + 7  # length, running sum, place of the logits, four for sampling
-    num_arrays = 10
+    # Length, running sum, place of the logits, source, four for sampling.
+    per_seq = num_table_columns + 8
+    num_arrays = 11  # of 0 to 3 words more each, to the next aligned one
     return max_num_batched_tokens * per_token + max_num_seqs * per_seq + 4 * num_arrays + 1

@@ -15,6 +15,7 @@ from nanovllm.kernels.triton.norm import RMS_NORM
 from nanovllm.kernels.triton.prefill import PAGED_PREFILL
 from nanovllm.kernels.triton.rope_store import QKV_ROPE_STORE
 from nanovllm.kernels.triton.sample import PICK_TOKEN, SUM_PIECES
+from nanovllm.kernels.triton.steps import DECODE_INPUTS, KEEP_TOKENS
 
 KERNELS = (
     RMS_NORM,
@@ -27,5 +28,7 @@ KERNELS = (
     LARGEST_OF_ROWS,
     SUM_PIECES,
     PICK_TOKEN,
+    DECODE_INPUTS,
+    KEEP_TOKENS,
 )
 """All of them. Their `num_variants` must not rise while a step is captured."""

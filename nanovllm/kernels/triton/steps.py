@@ -4,14 +4,24 @@ import torch
 import triton
 import triton.language as tl
 
-from nanovllm.kernels.geometry import next_power_of_2
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
 
 _BLOCK = 128
-"""Rows of a program."""
+"""Rows of a program, however few there are, so that all buckets share one variant."""
 
 
-@triton.jit(do_not_specialize=["count"])
+# All of these are views of packed vectors, or differ between buckets.
+@triton.jit(
+    do_not_specialize=[
+        "source",
+        "token",
+        "context_lens",
+        "block_tables",
+        "num_rows",
+        "count",
+        "table_stride",
+    ]
+)
 def _decode_inputs(
     kept,
     source,
@@ -43,7 +53,7 @@ def _decode_inputs(
     tl.store(slots + rows, tl.where(rows < live, slot, -1), mask=inside)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["offset", "count"])
 def _keep_tokens(token_ids, peak, offset, kept, count, BLOCK: tl.constexpr):
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = rows < count
@@ -92,7 +102,6 @@ def plan_decode_inputs(
 ) -> tuple[Launch, ...]:
     """The launch: a grid of groups of rows."""
     assert block_tables.stride(1) == 1
-    block = min(_BLOCK, next_power_of_2(len(source)))
     arguments = {
         "kept": kept,
         "source": source,
@@ -106,10 +115,10 @@ def plan_decode_inputs(
         "count": len(source),
         "table_stride": block_tables.stride(0),
         "BLOCK_SIZE": block_size,
-        "BLOCK": block,
+        "BLOCK": _BLOCK,
         "num_warps": 1,
     }
-    return (Launch(DECODE_INPUTS, (-(-len(source) // block),), arguments),)
+    return (Launch(DECODE_INPUTS, (-(-len(source) // _BLOCK),), arguments),)
 
 
 def keep_tokens(
@@ -123,14 +132,13 @@ def plan_keep_tokens(
     token_ids: torch.Tensor, peak: torch.Tensor, offset: torch.Tensor, kept: torch.Tensor
 ) -> tuple[Launch, ...]:
     """The launch: a grid of groups of rows."""
-    block = min(_BLOCK, next_power_of_2(len(token_ids)))
     arguments = {
         "token_ids": token_ids,
         "peak": peak,
         "offset": offset,
         "kept": kept,
         "count": len(token_ids),
-        "BLOCK": block,
+        "BLOCK": _BLOCK,
         "num_warps": 1,
     }
-    return (Launch(KEEP_TOKENS, (-(-len(token_ids) // block),), arguments),)
+    return (Launch(KEEP_TOKENS, (-(-len(token_ids) // _BLOCK),), arguments),)
