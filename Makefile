@@ -3,7 +3,8 @@
 #   make demo    generate text with a real model on this machine
 #   make test    run the tests
 #   make lint    formatting, lint and types
-#   make bench   the host step's benchmark
+#   make bench   the suites of bench/, some minutes
+#   make bench-compare BASE=COMMIT   this working tree against a commit, in turn on this machine
 #   make clean   remove the environment and every cache in this folder
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ INSTALLED := $(VENV)/installed
 
 DEMO_PROMPT ?= Explain in three sentences why the sky is blue.
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench bench-compare clean
 .SUFFIXES:
 
 demo: $(INSTALLED)
@@ -31,7 +32,13 @@ lint: $(INSTALLED)
 	@$(BIN)/mypy
 
 bench: $(INSTALLED)
-	@$(BIN)/python -m pytest bench --benchmark-only --benchmark-columns=median,iqr,max,rounds
+	@echo "== benchmarks" >&2
+	@$(BIN)/python -m pytest bench --benchmark-only --benchmark-columns=median,iqr,max,rounds $(PYTEST_ARGS)
+
+bench-compare: $(INSTALLED)
+	@test -n "$(BASE)" || { echo "make bench-compare BASE=COMMIT" >&2; exit 2; }
+	@echo "== this working tree against $(BASE)" >&2
+	@$(BIN)/python -m bench.compare "$(BASE)"
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "== installing into $(VENV) (once; a minute or a few)" >&2

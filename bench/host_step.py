@@ -56,6 +56,7 @@ class HostLoop:
         params = SamplingParams(max_tokens=NUM_STEPS - 1, ignore_eos=True)
         prompts = make_prompts(num_seqs)
         self.waiting = [Sequence.create(i, prompt, params) for i, prompt in enumerate(prompts)]
+        self.num_steps_left = NUM_STEPS - 20  # well before the sequences end
 
     def admit(self) -> None:
         """Queue every prompt and take in its prefill: the first step of a batch."""
@@ -66,6 +67,7 @@ class HostLoop:
 
     def step(self) -> None:
         """One decode step."""
+        self.num_steps_left -= 1
         self.state, plan = schedule(self.state, self.limits)
         build_batch(plan)
         self.state, _ = postprocess(self.state, plan, [5] * self.num_seqs)

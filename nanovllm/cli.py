@@ -1,4 +1,4 @@
-"""The command line: `nanovllm generate`, `chat` and `doctor`.
+"""The command line: `nanovllm generate`, `chat`, `bench`, `report`, `top` and `doctor`.
 
 Results go to standard output, everything else to standard error. Exit code 0, 1 for a run that
 failed, 2 for wrong usage; an error is one line, and `--debug` adds the traceback.
@@ -7,14 +7,16 @@ failed, 2 for wrong usage; an error is one line, and `--debug` adds the tracebac
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import attrs
 import typer
 
+import nanovllm
+from nanovllm.cli_bench import app as bench_app
+from nanovllm.cli_errors import errors_as_lines
+from nanovllm.cli_report import check_run_path, recorded, report, top
 from nanovllm.errors import ConfigError, NanoVLLMError, RequestError
 from nanovllm.llm import LLM
 from nanovllm.outputs import RequestOutput
@@ -30,9 +32,31 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nanovllm {nanovllm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Run language models in this process."""
+    del version  # its callback has done all there is to do
+
+
+app.add_typer(bench_app, name="bench")
+app.command()(report)
+app.command()(top)
+
 Model = Annotated[str, typer.Option(help="A folder, a .gguf file, a hub id, or smollm2-135m.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or int8.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of prompt and answer.")]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to generate.")]
 Temperature = Annotated[float, typer.Option(help="0 always takes the most likely token.")]
@@ -69,10 +93,13 @@ def generate(
     max_model_len: MaxModelLen = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt.")] = False,
     summary: Annotated[bool, typer.Option(help="End with a table of the run's figures.")] = False,
+    telemetry: Annotated[
+        Path | None, typer.Option(help="Record the run to this file, for `nanovllm report`.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Complete a prompt and print its text as it comes, or each prompt of a file."""
-    with _errors_as_lines(debug):
+    with errors_as_lines(debug):
         params = SamplingParams(
             max_tokens=max_tokens,
             temperature=temperature,
@@ -84,6 +111,7 @@ def generate(
             ignore_eos=ignore_eos,
         )
         texts = _read_prompts(prompt, prompts)
+        check_run_path(telemetry)
         start_s = time.perf_counter()
         steps = StepLog()
         with LLM(
@@ -93,10 +121,12 @@ def generate(
             items: list[Any] = list(texts)
             if chat_template:
                 items = [llm.chat_token_ids([{"role": "user", "content": text}]) for text in texts]
-            if len(items) == 1 and not as_json:
-                outputs = [_stream(llm, items[0], params)]
-            else:
-                outputs = llm.generate(items, params)
+            with recorded(llm, telemetry):
+                if len(items) == 1 and not as_json:
+                    outputs = [_stream(llm, items[0], params)]
+                else:
+                    outputs = llm.generate(items, params)
+            if len(items) > 1 or as_json:
                 _print_outputs(texts, outputs, as_json=as_json)
             if summary:
                 _show(RunSummary.of(outputs, steps, llm.stats(), load_s=loaded_s - start_s))
@@ -121,7 +151,7 @@ def chat(
     debug: Debug = False,
 ) -> None:
     """Talk to a model. /reset forgets, /quit ends, Ctrl-C stops an answer."""
-    with _errors_as_lines(debug):
+    with errors_as_lines(debug):
         # Delayed: only this command needs it.
         from nanovllm.chat_loop import run_chat
 
@@ -140,20 +170,35 @@ def chat(
 @app.command()
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    verify_graphs: Annotated[
+        bool,
+        typer.Option(
+            "--verify-graphs", help="Prove on the CPU that decode steps are safe as CUDA graphs."
+        ),
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Whose decode step to verify; the built-in model's if unset.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Say what is here: devices, drivers, packages, kernels, and why each choice is made."""
-    with _errors_as_lines(debug):
+    with errors_as_lines(debug):
+        if model is not None and not verify_graphs:
+            raise ConfigError(
+                f"`--model` is {model!r}, but only `--verify-graphs` looks at a model; give both."
+            )
         # Delayed: this loads torch.
-        from nanovllm.doctor import examine
+        from nanovllm.doctor import examine, examine_graphs
 
-        findings = examine()
+        findings, is_well = examine_graphs(model) if verify_graphs else (examine(), True)
         if as_json:
             _print(json.dumps([attrs.asdict(finding) for finding in findings], indent=1))
-            return
-        width = max(len(finding.what) for finding in findings)
-        for finding in findings:
-            _print(f"{finding.what:<{width}}  {finding.found}")
+        else:
+            width = max(len(finding.what) for finding in findings)
+            for finding in findings:
+                _print(f"{finding.what:<{width}}  {finding.found}")
+        if not is_well:
+            raise NanoVLLMError("the decode step is not safe to replay")
 
 
 def main() -> None:
@@ -238,30 +283,6 @@ def _prompt_of_line(number: int, line: str, path: Path) -> str:
             "`prompt` string."
         )
     return text
-
-
-@contextmanager
-def _errors_as_lines(debug: bool) -> Iterator[None]:
-    """Turn the package's own errors into one line and an exit code."""
-    try:
-        yield
-    except NanoVLLMError as error:
-        if debug:
-            raise
-        _fail(str(error), 2 if isinstance(error, ConfigError | RequestError) else 1)
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        _fail("interrupted", 1)
-    except (OSError, UnicodeEncodeError) as error:  # a full disk, a closed pipe, an old encoding
-        if debug or isinstance(error, BrokenPipeError):
-            raise
-        _fail(f"the output can't be written: {error}", 1)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"nanovllm: {message}", err=True)
-    raise typer.Exit(code)
 
 
 def _print(text: str) -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+import nanovllm
 from nanovllm import LLM, SamplingParams, cli
 from tests.command_line import assert_fails_in_one_line, quick, run
 from tests.model_folder import tiny_model_folder
@@ -24,6 +25,12 @@ def answer(llm, prompt, **params):
     """The text that the engine itself gives."""
     params = {"temperature": 0, "max_tokens": 24, **params}
     return llm.generate(prompt, SamplingParams(**params))[0].text
+
+
+def test_says_its_version():
+    result = CliRunner().invoke(cli.app, ["--version"])
+
+    assert (result.exit_code, result.stdout) == (0, f"nanovllm {nanovllm.__version__}\n")
 
 
 # Prompts
