@@ -238,7 +238,6 @@ class Engine:
             for request in list(self._live.by_id.values()):
                 self._live.abort(request)
             self._loop.recover()  # forgets a step that is on its way: nobody wants its tokens
-            self._land()
             if self.config.freeze_gc and not self._is_closed:
                 gc.unfreeze()
             self._is_closed = True

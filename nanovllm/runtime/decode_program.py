@@ -20,13 +20,6 @@ from nanovllm.runtime.paged_attention import PagedAttention
 Variant = Literal["greedy", "sample"]
 """How tokens are chosen: all greedily, or each row by its temperature and `min_p`."""
 
-UNIFORM_LOW_BITS = 27
-UNIFORM_BITS = 53
-"""A uniform number is packed as two integers, its upper 26 bits and its lower 27."""
-
-FAILED_TOKEN = -1
-"""Stands for the token of a row whose logits are not finite."""
-
 NO_SOURCE = -1
 """The row's token comes from the host."""
 
@@ -45,8 +38,8 @@ def decode_layout(max_num_rows: int, num_table_columns: int, pad_block: int) -> 
             Column("context_len", Fill(1)),
             Column("temperature", ZERO, "float32"),
             Column("min_p", ZERO, "float32"),
-            Column("uniform_high", ZERO),
-            Column("uniform_low", ZERO),
+            Column("seed_low", ZERO),
+            Column("seed_high", ZERO),
         ),
         table=Table("block_table", num_table_columns, Fill(pad_block)),
     )
@@ -60,9 +53,8 @@ class DecodeStatics:
         layout: Of the staging vector.
         staging: `[layout.num_words()]` int32, this step's inputs.
         tokens: `[2 R]` int32: tokens of this step and of the one before, each in its own half, so
-            that the host may still be fetching the older ones. See `FAILED_TOKEN`.
+            that the host may still be fetching the older ones. `FAILED_TOKEN` of failed rows.
         logits: `[R, V]` of the model's type, those of the last step.
-        rows: `[R]` int64, 0 to R - 1.
         fused: The model and its K/V cache.
     """
 
@@ -70,7 +62,6 @@ class DecodeStatics:
     staging: torch.Tensor
     tokens: torch.Tensor
     logits: torch.Tensor
-    rows: torch.Tensor
     fused: FusedDecoder
 
     @classmethod
@@ -86,7 +77,6 @@ class DecodeStatics:
                 dtype=fused.decoder.embedding.dtype,
                 device=device,
             ),
-            rows=torch.arange(num_rows, device=device),
             fused=fused,
         )
 
@@ -96,7 +86,6 @@ class DecodeStatics:
             "staging": self.staging,
             "tokens": self.tokens,
             "logits": self.logits,
-            "rows": self.rows,
             "kv_cache": self.fused.kv_cache,
             "cos_sin": self.fused.cos_sin,
         }
@@ -110,8 +99,7 @@ def decode_program(
 ) -> Program:
     """The step for batches of up to `bucket` rows."""
     inputs = statics.layout.torch_views(statics.staging, bucket)
-    rows, logits = statics.rows[:bucket], statics.logits[:bucket]
-    fused, block_size = statics.fused, attention.block_size
+    logits, fused = statics.logits[:bucket], statics.fused
 
     def attend(
         query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
@@ -121,46 +109,48 @@ def decode_program(
         )
 
     def program() -> None:
-        source = inputs["source"]
-        fetched = statics.tokens.index_select(0, source.clamp(min=0))
-        # Clamped: a failed row goes on until the host has seen that it failed.
-        input_ids = torch.where(source >= 0, fetched, inputs["token"]).clamp(min=0)
-        positions = inputs["context_len"] - 1  # -1: a position counts from 0
-        in_table = torch.div(positions, block_size, rounding_mode="floor")
-        blocks = inputs["block_table"].gather(1, in_table.long()[:, None])[:, 0]
-        slots = blocks * block_size + positions - in_table * block_size
-        slots = torch.where(rows < inputs["num_rows"], slots, -1)  # padding writes nowhere
-        hidden = fused.hidden(input_ids, positions, slots, attend)
+        token_ids, positions, slots = ops.decode_inputs(
+            statics.tokens,
+            inputs["source"],
+            inputs["token"],
+            inputs["context_len"],
+            inputs["block_table"],
+            inputs["num_rows"],
+            attention.block_size,
+        )
+        hidden = fused.hidden(token_ids, positions, slots, attend)
         logits.copy_(fused.decoder.lm_head(hidden))
-        token_ids = choose(logits, variant, inputs)
-        statics.tokens.index_copy_(0, rows + inputs["out_offset"], token_ids)
+        # The token that is drawn stands behind the context.
+        drawn, peak = choose(logits, variant, inputs, position=inputs["context_len"])
+        ops.keep_tokens(drawn, peak, inputs["out_offset"], statics.tokens)
 
     return program
 
 
 def choose(
-    logits: torch.Tensor, variant: Variant, columns: Mapping[str, torch.Tensor]
-) -> torch.Tensor:
+    logits: torch.Tensor,
+    variant: Variant,
+    columns: Mapping[str, torch.Tensor],
+    position: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose one token per row without looking at a value on the host.
 
     Args:
         logits: `[B, V]`.
         variant: How.
-        columns: `[B]` each: `temperature`, `min_p`, `uniform_high`, `uniform_low`; read only if
-            rows draw.
+        columns: `[B]` each: `temperature`, `min_p`, `seed_low`, `seed_high`; read only if rows
+            draw.
+        position: `[B]` int32 index in its sequence of the token that is chosen; likewise.
 
     Returns:
-        `[B]` int32, `FAILED_TOKEN` where the largest logit is not finite.
+        `[B]` int64 ids, and `[B]` float32 the largest logits: the row failed where it is not
+        finite.
     """
+    token_ids: torch.Tensor
     token_ids, peak = ops.greedy(logits)
     if variant == "sample":
-        bits = columns["uniform_high"].double() * 2.0**UNIFORM_LOW_BITS + columns["uniform_low"]
+        number = ops.uniform(columns["seed_low"], columns["seed_high"], position)
         token_ids = ops.sample_any(
-            logits,
-            peak,
-            columns["temperature"],
-            columns["min_p"],
-            bits * 2.0**-UNIFORM_BITS,
-            token_ids,
+            logits, peak, columns["temperature"], columns["min_p"], number, token_ids
         )
-    return torch.where(torch.isfinite(peak), token_ids, FAILED_TOKEN).int()
+    return token_ids, peak

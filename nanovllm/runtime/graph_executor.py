@@ -16,8 +16,9 @@ import torch
 
 from nanovllm.core import Batch
 from nanovllm.core.batch import Int32Array
+from nanovllm.kernels.reference.steps import FAILED_TOKEN
 from nanovllm.runtime.captured_steps import CapturedSteps
-from nanovllm.runtime.decode_program import FAILED_TOKEN, DecodeStatics, Variant, choose
+from nanovllm.runtime.decode_program import DecodeStatics, Variant, choose
 from nanovllm.runtime.device_queue import DeviceQueue, Ticket
 from nanovllm.runtime.executor import StepTrace, no_graphs
 from nanovllm.runtime.logprobs import SCORED_BYTES, prompt_logprobs
@@ -188,6 +189,8 @@ class GraphExecutor:
             "cu_seqlens_q": batch.cu_seqlens_q,
             "block_tables": batch.block_tables,
             "logits_indices": batch.logits_indices,
+            # The token that is drawn stands behind the context.
+            "position": batch.context_lens[batch.sampled_rows],
             **sampling_columns(rows, variant),
         }
         if batch.sources is not None:
@@ -241,7 +244,9 @@ class GraphExecutor:
             return
         logits = statics.logits[:num_rows]
         logits.copy_(fused.decoder.lm_head(hidden.index_select(0, inputs["logits_indices"])))
-        statics.tokens[out_offset : out_offset + num_rows] = choose(logits, variant, inputs)
+        drawn, peak = choose(logits, variant, inputs, inputs["position"])
+        kept = torch.where(peak.isfinite(), drawn, FAILED_TOKEN)
+        statics.tokens[out_offset : out_offset + num_rows] = kept
 
     def _land(self, flight: "GraphFlight") -> Sampled:
         """The tokens of a step that was submitted."""

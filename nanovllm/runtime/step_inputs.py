@@ -8,11 +8,12 @@ import numpy.typing as npt
 
 from nanovllm.core import Batch
 from nanovllm.kernels.reference.sampling import MAX_TEMPERATURE
-from nanovllm.runtime.decode_program import NO_SOURCE, UNIFORM_BITS, UNIFORM_LOW_BITS, Variant
-from nanovllm.runtime.philox import uniform
+from nanovllm.runtime.decode_program import NO_SOURCE, Variant
 from nanovllm.runtime.sampling import GREEDY_BELOW, SamplingRow
 
 Columns = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.float32]]
+
+_SEED_MASK = 2**64 - 1
 
 HowToChoose = Literal["greedy", "sample", "host"]
 
@@ -52,11 +53,11 @@ def sampling_columns(rows: Sequence[SamplingRow], variant: Variant) -> Columns:
         return {
             "temperature": zeros.view(np.float32),
             "min_p": zeros.view(np.float32),
-            "uniform_high": zeros,
-            "uniform_low": zeros,
+            "seed_low": zeros,
+            "seed_high": zeros,
         }
-    numbers = uniform([row.seed for row in rows], [row.position for row in rows])
-    bits = (numbers * 2.0**UNIFORM_BITS).astype(np.int64)
+    # `[R, 2]` int32, the low word first wherever this runs.
+    seeds = np.array([row.seed & _SEED_MASK for row in rows], "<u8").view("<i4").reshape(-1, 2)
     # A greedy row among drawing ones is marked by a temperature of 0.
     temperatures = [
         0.0 if row.is_greedy else min(row.params.temperature, MAX_TEMPERATURE) for row in rows
@@ -64,8 +65,8 @@ def sampling_columns(rows: Sequence[SamplingRow], variant: Variant) -> Columns:
     return {
         "temperature": np.array(temperatures, np.float32),
         "min_p": np.array([row.params.min_p for row in rows], np.float32),
-        "uniform_high": (bits >> UNIFORM_LOW_BITS).astype(np.int32),
-        "uniform_low": (bits & ((1 << UNIFORM_LOW_BITS) - 1)).astype(np.int32),
+        "seed_low": seeds[:, 0].astype(np.int32),
+        "seed_high": seeds[:, 1].astype(np.int32),
     }
 
 
@@ -115,7 +116,7 @@ def pack_arrays(
 def max_mixed_words(max_num_batched_tokens: int, max_num_seqs: int, num_table_columns: int) -> int:
     """Words that `pack_arrays` needs at most for a step with prefills."""
     per_token = 3  # token, position, slot
-    # Length, running sum, place of the logits, source, four for sampling.
-    per_seq = num_table_columns + 8
-    num_arrays = 11  # of 0 to 3 words more each, to the next aligned one
+    # Length, running sum, place of the logits, position, source, four for sampling.
+    per_seq = num_table_columns + 9
+    num_arrays = 12  # of 0 to 3 words more each, to the next aligned one
     return max_num_batched_tokens * per_token + max_num_seqs * per_seq + 4 * num_arrays + 1

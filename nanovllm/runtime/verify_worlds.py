@@ -15,9 +15,9 @@ import torch
 from graphs import GraphKey, Program, StepBuffer
 from nanovllm.core import Batch
 from nanovllm.core.batch import Int32Array
+from nanovllm.kernels.reference.steps import FAILED_TOKEN
 from nanovllm.model.decoder import Decoder
 from nanovllm.runtime.decode_program import (
-    FAILED_TOKEN,
     NO_SOURCE,
     DecodeStatics,
     Variant,

@@ -43,6 +43,7 @@ def arguments_of(name):
             4,
         ),
         "keep_tokens": (ids, numbers, torch.tensor(1, dtype=torch.int32), torch.zeros(5).int()),
+        "uniform": (int32, int32.clone(), int32.clone()),
         "greedy": (logits,),
         "sample_any": (logits, numbers + 9, numbers, numbers, numbers.double(), ids),
     }[name]
@@ -79,13 +80,14 @@ def test_a_kernel_is_called_as_its_operator_is(name):
         decode,
         greedy,
         norm,
+        philox,
         prefill,
         rope_store,
         sample,
         steps,
     )
 
-    modules = (activation, decode, greedy, norm, prefill, rope_store, sample, steps)
+    modules = (activation, decode, greedy, norm, prefill, rope_store, sample, steps, philox)
     (kernel,) = (getattr(module, name) for module in modules if hasattr(module, name))
     schema = getattr(torch.ops.nanovllm, name).default._schema
 

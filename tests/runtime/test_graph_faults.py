@@ -30,6 +30,7 @@ so that the piece is gone, the test says so.
 """
 
 import inspect
+from types import SimpleNamespace
 
 import attrs
 import pytest
@@ -38,6 +39,8 @@ import torch
 from graphs import LayoutError
 from graphs.findings import FindingKind
 from graphs.verdict import MismatchKind
+from nanovllm.kernels import step_ops
+from nanovllm.kernels.reference import steps as reference_steps
 from nanovllm.runtime import decode_program as program_module
 from nanovllm.runtime import fused_decoder as fused_module
 from nanovllm.runtime.captured_steps import VARIANTS
@@ -93,14 +96,16 @@ OUTPUT, CACHE = MismatchKind.OUTPUT, MismatchKind.CACHE
 NOT_FINITE, CANARY, RAISED = MismatchKind.NOT_FINITE, MismatchKind.CANARY, MismatchKind.RAISED
 
 LENS = 'inputs["context_len"]'
-SLOTS = 'slots = torch.where(rows < inputs["num_rows"], slots, -1)'
-HIDDEN = "hidden = fused.hidden(input_ids, positions, slots, attend)"
-UNIFORM = "bits * 2.0**-UNIFORM_BITS,"
-TOKENS = 'statics.tokens.index_copy_(0, rows + inputs["out_offset"], token_ids)'
+HIDDEN = "hidden = fused.hidden(token_ids, positions, slots, attend)"
+NUMBER = 'number = ops.uniform(columns["seed_low"], columns["seed_high"], position)'
+TOKENS = 'ops.keep_tokens(drawn, peak, inputs["out_offset"], statics.tokens)'
+SOURCE = 'inputs["source"],'
 
 PROGRAM_FAULTS = {
-    "padding has slots": ((SLOTS, "pass"), {CACHE}),
-    "slot of -1 as index": ((SLOTS, SLOTS + " % fused.kv_cache.shape[2]"), {CANARY}),
+    "slot of -1 as index": (
+        (HIDDEN, f"slots = slots % fused.kv_cache.shape[2]; {HIDDEN}"),
+        {CANARY},
+    ),
     "padding reaches live rows": (
         (HIDDEN, HIDDEN + "; hidden = hidden / hidden.abs().amax()"),
         {OUTPUT, NOT_FINITE},
@@ -118,7 +123,7 @@ PROGRAM_FAULTS = {
         {FindingKind.DYNAMIC_SHAPE},
     ),
     "host constant": (
-        (SLOTS, SLOTS.replace("-1)", "torch.tensor(-1, dtype=torch.int32))")),
+        (HIDDEN, f"slots = slots.maximum(torch.tensor(-1, dtype=torch.int32)); {HIDDEN}"),
         {FindingKind.HOST_CONSTANT},
     ),
     "table read as dense": (
@@ -128,28 +133,26 @@ PROGRAM_FAULTS = {
         ),
         {OUTPUT, NOT_FINITE},
     ),
-    "torch draws": ((UNIFORM, "torch.rand_like(bits),"), {FindingKind.TORCH_RNG, OUTPUT}),
+    "torch draws": (
+        (NUMBER, f"{NUMBER}; number = torch.rand_like(number)"),
+        {FindingKind.TORCH_RNG, OUTPUT},
+    ),
     "draws depend on the row": (
-        (UNIFORM, "(bits * 2.0**-UNIFORM_BITS + 0.1 * torch.arange(len(bits))) % 1.0,"),
+        (NUMBER, f"{NUMBER}; number = (number + 0.1 * torch.arange(len(number))) % 1.0"),
         {OUTPUT},
     ),
     "writes to the other half": (
-        (TOKENS, TOKENS.replace('rows + inputs["out_offset"]', "rows")),
+        (TOKENS, TOKENS.replace('inputs["out_offset"]', 'inputs["out_offset"] * 0')),
         {OUTPUT},
     ),
     "reads the other half": (
-        ("source.clamp(min=0))", 'source.clamp(min=0) % len(rows) + inputs["out_offset"])'),
+        (SOURCE, f'in_other_half({SOURCE} inputs["out_offset"], len(statics.tokens)),'),
         {OUTPUT, CACHE},
     ),
-    "never reads the device's tokens": (
-        ("torch.where(source >= 0, fetched, ", "torch.where(source < -1, fetched, "),
+    "rows in place of slots": (
+        (HIDDEN, f"slots = torch.arange(bucket).int(); {HIDDEN}"),
         {OUTPUT, CACHE},
     ),
-    "positions off by one": (
-        (f"positions = {LENS} - 1", f"positions = ({LENS} - 2).clamp(min=0)"),
-        {OUTPUT, CACHE},
-    ),
-    "rows in place of slots": ((SLOTS, "slots = rows.int()"), {OUTPUT, CACHE}),
     "greedy where rows draw": (
         ('if variant == "sample":', 'if variant == "never":'),
         {OUTPUT},
@@ -157,11 +160,47 @@ PROGRAM_FAULTS = {
 }
 """Name -> (what is replaced, what must be found at least)."""
 
+MASK = "torch.where(rows < num_rows, slots, -1)"
+CLAMP = "torch.where(source >= 0, fetched, token).clamp(min=0)"
+
+STEP_FAULTS = {
+    "padding has slots": ((MASK, "slots"), {CACHE}),
+    "never reads the device's tokens": (("source >= 0", "source < -1"), {OUTPUT, CACHE}),
+    "positions off by one": (
+        ("positions = context_lens - 1", "positions = (context_lens - 2).clamp(min=0)"),
+        {OUTPUT, CACHE},
+    ),
+}
+"""The same, of the operators at both ends of the step."""
+
+
+@pytest.fixture
+def with_step_faults(monkeypatch):
+    """Puts faults into the operators that `nanovllm.kernels.step_ops` has on a CPU."""
+
+    def replace(*pieces):
+        changed = with_pieces_replaced(reference_steps, *pieces)
+        monkeypatch.setattr(step_ops, "steps", SimpleNamespace(**changed))
+
+    return replace
+
+
+@pytest.mark.parametrize("fault", STEP_FAULTS)
+def test_a_fault_of_what_a_step_reads_is_found(fault, with_step_faults):
+    piece, wanted = STEP_FAULTS[fault]
+    with_step_faults(piece)
+
+    report = report_on(captured)
+
+    assert wanted <= kinds_in(report), report
+
 
 @pytest.mark.parametrize("fault", PROGRAM_FAULTS)
 def test_a_fault_of_the_program_is_found(fault):
     (piece, replacement), wanted = PROGRAM_FAULTS[fault]
-    make_program = faulty_program((piece, replacement), read_as_dense=read_as_dense)
+    make_program = faulty_program(
+        (piece, replacement), read_as_dense=read_as_dense, in_other_half=in_other_half
+    )
 
     report = report_on(lambda: captured(make_program=make_program))
 
@@ -170,6 +209,11 @@ def test_a_fault_of_the_program_is_found(fault):
 
 def kinds_in(report):
     return {found.kind for found in (*report.findings, *report.mismatches)}
+
+
+def in_other_half(source, out_offset, num_tokens):
+    """Places in the half that the step itself writes."""
+    return torch.where(source < 0, source, source % (num_tokens // 2) + out_offset)
 
 
 def read_as_dense(table):
@@ -198,10 +242,7 @@ class TestBuffers:
                 "logits.copy_(fused.decoder.lm_head(hidden))",
                 "kept[bucket, variant] = logits = fused.decoder.lm_head(hidden)",
             ),
-            (
-                "rows, logits = statics.rows[:bucket], statics.logits[:bucket]",
-                "rows = statics.rows[:bucket]",
-            ),
+            ("logits, fused = statics.logits[:bucket], statics.fused", "fused = statics.fused"),
             kept=kept,
         )
 
@@ -269,7 +310,7 @@ class TestBuffers:
 
         assert {FindingKind.STATIC_MOVED, FindingKind.ESCAPED_TENSOR, CACHE} <= kinds
 
-    def test_stale_padding_rows(self):
+    def test_stale_padding_rows(self, with_step_faults):
         class World(CapturedWorld):
             def __init__(self, *args):
                 super().__init__(*args)
@@ -278,8 +319,8 @@ class TestBuffers:
         # Padding has no slots, so a row that stays writes nowhere: this alone does no harm.
         assert self.kinds(World) == set()
 
-        make_program = faulty_program((SLOTS, "pass"))
-        assert CACHE in self.kinds(World, make_program=make_program)
+        with_step_faults((MASK, "slots"))
+        assert CACHE in self.kinds(World)
 
     def test_tail_not_written(self):
         class World(CapturedWorld):
@@ -388,32 +429,30 @@ class TestStaleColumns:
 class TestFailedRows:
     """Their token, -1, comes back as the next one's input."""
 
-    def report(self, make_program):
+    def report(self):
         decoder = random_decoder(small_config(plain_decoder("qwen3").config))
         decoder.embedding[7] = float("nan")
         steps = decode_schedule(GEOMETRY, 12, num_steps=NUM_STEPS, seed=0)
         attention = attention_for(decoder.config, GEOMETRY)
         return verify_world(
-            lambda: CapturedWorld(decoder, attention, GEOMETRY, make_program),
+            lambda: CapturedWorld(decoder, attention, GEOMETRY),
             lambda: PlainWorld(decoder, GEOMETRY),
             steps,
             GEOMETRY,
         )
 
     def test_go_on_if_the_mark_is_clamped(self):
-        assert RAISED not in kinds_in(self.report(decode_program))
+        assert RAISED not in kinds_in(self.report())
 
-    def test_end_the_step_if_it_is_not(self):
-        make_program = faulty_program(('inputs["token"]).clamp(min=0)', 'inputs["token"])'))
+    def test_end_the_step_if_it_is_not(self, with_step_faults):
+        with_step_faults((CLAMP, CLAMP.removesuffix(".clamp(min=0)")))
 
-        assert RAISED in kinds_in(self.report(make_program))
+        assert RAISED in kinds_in(self.report())
 
-    def test_without_a_mark_are_not_told_from_others(self):
-        make_program = faulty_program(
-            ("torch.where(torch.isfinite(peak), token_ids, FAILED_TOKEN)", "token_ids")
-        )
+    def test_without_a_mark_are_not_told_from_others(self, with_step_faults):
+        with_step_faults(("torch.where(peak.isfinite(), token_ids, FAILED_TOKEN)", "token_ids"))
 
-        assert OUTPUT in kinds_in(self.report(make_program))
+        assert OUTPUT in kinds_in(self.report())
 
 
 class TestSizes:

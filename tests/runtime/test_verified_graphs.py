@@ -10,10 +10,11 @@ import torch
 from graphs import GraphKey, plan_buckets
 from graphs.verdict import MismatchKind
 from nanovllm import doctor
+from nanovllm.kernels.reference.steps import FAILED_TOKEN
 from nanovllm.model.config import read_model_config
 from nanovllm.runtime import verify_graphs
 from nanovllm.runtime.captured_steps import VARIANTS
-from nanovllm.runtime.decode_program import FAILED_TOKEN, NO_SOURCE
+from nanovllm.runtime.decode_program import NO_SOURCE
 from nanovllm.runtime.verify_graphs import (
     NUM_STEPS,
     attention_for,

@@ -12,6 +12,7 @@ from nanovllm.kernels.triton.activation import SILU_MUL
 from nanovllm.kernels.triton.decode import JOIN_SPLITS, PAGED_DECODE
 from nanovllm.kernels.triton.greedy import LARGEST_OF_PIECES, LARGEST_OF_ROWS
 from nanovllm.kernels.triton.norm import RMS_NORM
+from nanovllm.kernels.triton.philox import UNIFORM
 from nanovllm.kernels.triton.prefill import PAGED_PREFILL
 from nanovllm.kernels.triton.rope_store import QKV_ROPE_STORE
 from nanovllm.kernels.triton.sample import PICK_TOKEN, SUM_PIECES
@@ -30,5 +31,6 @@ KERNELS = (
     PICK_TOKEN,
     DECODE_INPUTS,
     KEEP_TOKENS,
+    UNIFORM,
 )
 """All of them. Their `num_variants` must not rise while a step is captured."""

@@ -10,6 +10,7 @@ from nanovllm.kernels.triton.decode import plan_paged_decode
 from nanovllm.kernels.triton.greedy import plan_greedy
 from nanovllm.kernels.triton.launch import Launch
 from nanovllm.kernels.triton.norm import plan_rms_norm
+from nanovllm.kernels.triton.philox import plan_uniform
 from nanovllm.kernels.triton.prefill import plan_paged_prefill
 from nanovllm.kernels.triton.rope_store import plan_qkv_rope_store
 from nanovllm.kernels.triton.sample import plan_sample_any
@@ -124,4 +125,5 @@ def step_launches(
     yield from plan_decode_inputs(
         int32(2 * rows), *columns, tables, int32(), block_size, (*columns,)
     )
+    yield from plan_uniform(*columns, floats(rows, dtype=torch.float64))
     yield from plan_keep_tokens(ids, numbers, int32(), int32(2 * rows))
