@@ -11,6 +11,7 @@ import torch
 
 from graphs import plan_splits
 from nanovllm.kernels import ops
+from nanovllm.kernels.geometry import decode_tile
 
 
 class PagedAttention(Protocol):
@@ -67,10 +68,6 @@ class AttentionShape:
         return float(self.head_dim**-0.5)
 
 
-DECODE_TILE = 64
-"""Positions that a decode kernel reads at once: no split of a context is shorter."""
-
-
 @attrs.frozen
 class TritonAttention:
     """This package's own kernels: any block size, any GPU that Triton supports."""
@@ -92,8 +89,14 @@ class TritonAttention:
     ) -> torch.Tensor:
         """See `PagedAttention`."""
         shape = self.shape
+        tile = decode_tile(
+            head_dim=shape.head_dim,
+            item_bytes=key_cache.element_size(),
+            group_size=query.shape[1] // shape.num_kv_heads,
+        )
+        # No split of a context is shorter than what the kernel reads at once.
         num_splits = plan_splits(
-            len(query), shape.num_kv_heads, shape.max_model_len, shape.num_sms, DECODE_TILE
+            len(query), shape.num_kv_heads, shape.max_model_len, shape.num_sms, tile.num_positions
         )
         attended: torch.Tensor = ops.paged_decode(
             query,
