@@ -184,7 +184,7 @@ def test_ctrl_c_at_the_prompt_clears_the_line_only(talk):
 
 
 def test_an_answer_that_fails_says_why_and_the_next_one_does_not(talk, monkeypatch):
-    run_step, calls = TorchExecutor.run, []
+    run_step, calls = TorchExecutor.submit, []
 
     def run_once(executor, batch, rows):
         calls.append(None)
@@ -192,7 +192,7 @@ def test_an_answer_that_fails_says_why_and_the_next_one_does_not(talk, monkeypat
             raise RuntimeError("out of cheese")
         return run_step(executor, batch, rows)
 
-    monkeypatch.setattr(TorchExecutor, "run", run_once)
+    monkeypatch.setattr(TorchExecutor, "submit", run_once)
     asked, _, hints = talk("walk\n", "jump\n")
 
     assert hints.count("failed: RuntimeError: out of cheese\n") == 1
