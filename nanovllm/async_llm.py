@@ -186,7 +186,8 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Abort what runs, end the thread, give the memory back. May be called twice."""
-        self._thread.close()
+        if "_thread" in vars(self):  # it is not after a construction that failed
+            self._thread.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -270,7 +271,7 @@ class _Stream:
             is_first = not self._unread
             self._unread += deltas
             self._has_ended = has_ended
-        if is_first or has_ended:
+        if is_first or has_ended or self._loop.is_closed():
             try:
                 self._loop.call_soon_threadsafe(self._arrived.set)
             except RuntimeError:

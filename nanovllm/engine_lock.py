@@ -56,21 +56,21 @@ class EngineLock:
         self._abort_dropped()
 
     def _abort_dropped(self) -> None:
-        while self._dropped:
-            is_held = False
+        # Whoever does not get the lock leaves the rest to its holder, who looks after letting go.
+        while self._dropped and self._lock.acquire(blocking=False):
             try:
-                # Whoever does not get the lock leaves the rest to its holder, who looks after
-                # letting go.
-                is_held = self._lock.acquire(blocking=False)
-                if not is_held:
-                    return
-                self._live.abort(self._dropped.popleft())
-                self.at_rest = self._live.state
-            except IndexError:
-                return  # another thread was quicker
+                if self._was_interrupted:
+                    self._recover()
+                if self._dropped:  # else another thread was quicker
+                    # Taken off the list only when done, so that an interrupt does not lose it.
+                    self._live.abort(self._dropped[0])
+                    self._dropped.popleft()
+            except BaseException:
+                self._was_interrupted = True
+                raise
             finally:
-                if is_held:
-                    self._lock.release()
+                self.at_rest = self._live.state
+                self._lock.release()
 
     def _recover(self) -> None:
         self._make_whole()

@@ -5,6 +5,7 @@ After each step it gives every subscriber what is new for it; a subscriber that 
 while finds it merged.
 """
 
+import atexit
 import logging
 import threading
 from collections import deque
@@ -37,6 +38,8 @@ class EngineThread:
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="nanovllm-engine", daemon=True)
         self._thread.start()
+        # A thread that is in native code when the interpreter goes away takes the process with it.
+        atexit.register(self.close)
 
     def call(self, job: Callable[[Engine], Result]) -> "Future[Result]":
         """Run a job in the engine's thread, between two steps."""
@@ -66,6 +69,19 @@ class EngineThread:
             self._thread.join()
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:  # also after a `SystemExit` of a hook, or nobody would ever be answered
+            self.stop()
+            self._engine.close()
+            self._deliver()
+            while self._inbox:
+                _, future = self._inbox.popleft()
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(NanoVLLMError(_CLOSED))
+            atexit.unregister(self.close)
+
+    def _serve(self) -> None:
         while not self._is_closing:
             # Cleared before looking: what comes in meanwhile is seen now or wakes the next wait.
             self._something_to_do.clear()
@@ -82,12 +98,6 @@ class EngineThread:
             # Closing is looked at again: its signal may have come just before it was cleared.
             if is_idle and not self._is_closing:
                 self._something_to_do.wait()
-        self._engine.close()
-        self._deliver()
-        while self._inbox:
-            _, future = self._inbox.popleft()
-            if future.set_running_or_notify_cancel():
-                future.set_exception(NanoVLLMError(_CLOSED))
 
     def _do(self, job: Callable[[Engine], Any], future: "Future[Any]") -> None:
         if not future.set_running_or_notify_cancel():

@@ -75,22 +75,25 @@ class LiveRequests:
                     self.by_seq_id.pop(completion.seq_id, None)
 
     def recover(self) -> None:
-        """Make state and requests agree again after something was cut off in the middle."""
-        live = {seq.seq_id: seq for seq in (*self.state.running, *self.state.waiting)}
-        for seq_id, seq in live.items():
-            _, completion = self.by_seq_id.get(seq_id, (None, None))
-            in_flight = seq.num_scheduled_tokens > 0
-            if completion is None or completion.finish_reason is not None or in_flight:
-                self.state = abort(self.state, seq_id)
-        live = {seq.seq_id: seq for seq in (*self.state.running, *self.state.waiting)}
+        """Make state and requests agree again after something was cut off in the middle.
+
+        What was being computed is ended, and so is what the two sides do not agree about: a
+        completion that was cut off while it took in a token may lack that token's text or its
+        log-probabilities, and a request of an `add` that was cut off has nobody who waits for it.
+        """
+        for seq in (*self.state.running, *self.state.waiting):
+            _, completion = self.by_seq_id.get(seq.seq_id, (None, None))
+            if (
+                completion is None
+                or completion.finish_reason is not None
+                or seq.num_scheduled_tokens > 0
+                or seq.num_completion_tokens != len(completion.token_ids)
+            ):
+                self.state = abort(self.state, seq.seq_id)
+        live = {seq.seq_id for seq in (*self.state.running, *self.state.waiting)}
         for seq_id, (_, completion) in self.by_seq_id.items():
             if seq_id not in live:
                 completion.end(FinishReason.ABORT)
-            else:
-                num_known = len(completion.token_ids)
-                for token_id in live[seq_id].completion_token_ids[num_known:]:
-                    completion.append(token_id, None, None)
-        # A request of an `add` that was cut off has nobody who waits for it: it has just ended.
-        self.settle(list(self.by_id.values()), time.perf_counter())
-        for seq_id in [s for s, (r, _) in self.by_seq_id.items() if r.finished]:
-            del self.by_seq_id[seq_id]
+        # Not all of them need be in both.
+        requests = [*self.by_id.values(), *(request for request, _ in self.by_seq_id.values())]
+        self.settle(requests, time.perf_counter())

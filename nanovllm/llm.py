@@ -270,7 +270,8 @@ class LLM:
 
     def close(self) -> None:
         """Abort what runs and give the memory back. May be called twice."""
-        self._engine.close()
+        if "_engine" in vars(self):  # it is not after a construction that failed
+            self._engine.close()
 
     def __enter__(self) -> Self:
         return self

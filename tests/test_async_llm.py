@@ -180,13 +180,16 @@ def test_a_conversation_is_answered_as_by_the_engine_without_asyncio():
     assert [output.text for output in asyncio.run(main())] == [expected.text] * 2
 
 
-def test_a_list_is_queued_as_a_whole_or_not_at_all(llm):
+def test_a_list_is_queued_as_a_whole_or_not_at_all():
+    llm = make(kvcache_block_size=4, num_kvcache_blocks=8, max_model_len=250)
+
     async def main():
         with pytest.raises(RequestError, match="blocks"):
-            await llm.generate([[1, 2], [3] * 200], [greedy(2), greedy(10**6)])
-        assert llm.stats().num_requests == 0
+            await llm.generate([[1, 2], [3] * 20], [greedy(2), greedy(100)])
 
     asyncio.run(main())
+    assert llm.stats().num_requests == 0
+    llm.close()
 
 
 def test_one_engine_serves_loops_in_several_threads(llm):

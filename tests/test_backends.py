@@ -62,7 +62,7 @@ def test_the_first_that_can_be_used_is_chosen(given, chosen):
         ({"asked": "triton", "device_type": "cpu"}, "it is for NVIDIA GPUs"),
         (
             {"asked": "native", "device_type": "cpu", "dtype": "float16"},
-            "computes in bfloat16 and float32, not in float16",
+            "computes in bfloat16, float32 and int8, not in float16",
         ),
         ({"asked": "flash_attn", "dtype": "float32"}, "bfloat16 and float16, not in float32"),
         ({"asked": "flash_attn", "block_size": 16}, "a multiple of 256, not 16"),

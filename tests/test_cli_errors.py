@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
         (["text", "--max-model-len", "1000"], ["`max_model_len` is 1000", "256"]),
         (["walk walk", "--max-model-len", "2"], ["`max_model_len` is 2"]),
         (["text", "--device", "mps"], ["`device` is 'mps'"]),
-        (["text", "--dtype", "int8"], ["`dtype` is 'int8'"]),
+        (["text", "--dtype", "int4"], ["`dtype` is 'int4'"]),
         (["text", "--model", "/no/such/model"], ["`model` is '/no/such/model'"]),
         (["--prompts", "/no/such/file"], ["`--prompts` is '/no/such/file'"]),
         (["--prompts", "/"], ["`--prompts` is '/'"]),

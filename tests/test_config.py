@@ -13,7 +13,7 @@ NOT_FLAGS = (None, 0, 1, "yes", "", 1.0)
 GOOD = {
     "tokenizer": (None, "a/b", "~/tokenizers/other"),
     "device": ("auto", "cpu", "cuda", "cuda:1"),
-    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "dtype": ("auto", "float32", "bfloat16", "float16", "int8"),
     "max_model_len": (None, 1, 2**40),
     "max_num_seqs": (None, 1, 1000),
     "max_num_batched_tokens": (None, 1, 2**20),
@@ -37,7 +37,7 @@ GOOD = {
 BAD = {
     "tokenizer": (5, True, b"a/b", ["a/b"]),
     "device": ("", None, 0, True, ["cpu"]),
-    "dtype": ("", "int8", "fp16", "Float32", "torch.float32", None, 16, ["float32"]),
+    "dtype": ("", "int4", "fp16", "Float32", "torch.float32", None, 16, ["float32"]),
     **dict.fromkeys(
         (
             "max_model_len",

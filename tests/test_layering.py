@@ -55,11 +55,11 @@ ALLOWED = {
         "attrs",
         "psutil",
         "pynvml",
-        "nanovllm",
         "nanovllm.errors",
         "nanovllm.llm",
         "nanovllm.records",
         "nanovllm.sampling_params",
+        "telemetry",
     },
     "nanovllm/pytest_plugin": {
         "torch",
@@ -74,9 +74,9 @@ ALLOWED = {
         "nanovllm.workloads",
     },
     "graphs": {"torch", "numpy", "attrs"},
-    "telemetry": {"attrs", "psutil"},
+    "telemetry": {"attrs", "numpy", "psutil"},
     "telemetry/providers": {"attrs", "psutil", "pynvml", "telemetry"},
-    "telemetry/report": {"attrs", "jinja2", "markupsafe", "rich", "telemetry"},
+    "telemetry/report": {"attrs", "jinja2", "markupsafe", "numpy", "rich", "telemetry"},
     "telemetry/sinks": {"attrs", "prometheus_client", "telemetry"},
 }
 

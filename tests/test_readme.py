@@ -1,5 +1,6 @@
 """What the README shows works when it is pasted, and what it lists is there."""
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nanovllm import AsyncLLM
 from tests.builtin import builtin_gguf_path
 
 ROOT = Path(__file__).parent.parent
@@ -14,18 +16,93 @@ README = (ROOT / "README.md").read_text()
 
 
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.S)
-PRINTED = [("Paris", "length", " ms\n"), ("Paris",)]
-"""What each of them prints, among other things."""
+PRINTED = {
+    "What is 2 + 2?": ("Paris", "length", " ms\n"),
+    "async def main": ("Paris",),
+    "messages = []": ("Paris", "Rome"),
+    "async def app": (),
+    "kv_cache_bytes": ("first token expected in ", "Paris", "length", "blocks"),
+    "Recorder": ("8 tokens for 1 request",),
+    "benchmark.pedantic": (),
+}
+"""By a part of each of them, what it prints, among other things."""
 
 
-@pytest.mark.parametrize(("source", "expected"), list(zip(SNIPPETS, PRINTED, strict=True)))
-def test_python_of_the_readme_runs_when_pasted(source, expected, capsys):
+@pytest.fixture
+def paste(monkeypatch, tmp_path):
+    """Runs the one snippet that has a part in it, in an empty folder; returns its names."""
     builtin_gguf_path()  # or skip
-    exec(compile(source, "README.md", "exec"), {})
+    monkeypatch.chdir(tmp_path)
+
+    def run(part):
+        (source,) = (snippet for snippet in SNIPPETS if part in snippet)
+        names = {}
+        exec(compile(source, "README.md", "exec"), names)
+        return names
+
+    return run
+
+
+@pytest.mark.parametrize("part", PRINTED)
+def test_python_of_the_readme_runs_when_pasted(part, paste, capsys):
+    names = paste(part)
+    if isinstance(names.get("llm"), AsyncLLM):
+        names["llm"].close()
     printed = capsys.readouterr().out
 
-    for text in expected:
+    for text in PRINTED[part]:
         assert text in printed
+
+
+def test_every_snippet_of_the_readme_is_one_of_these():
+    assert len(SNIPPETS) == len(PRINTED)
+
+
+class Client:
+    """The other side of an ASGI app, by hand; it leaves after some messages."""
+
+    def __init__(self, prompt, leaves_after=None):
+        self.incoming = [{"type": "http.request", "body": prompt.encode(), "more_body": False}]
+        self.leaves_after = leaves_after
+        self.sent = []
+        self.left = asyncio.Event()
+
+    async def receive(self):
+        if self.incoming:
+            return self.incoming.pop()
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        self.sent.append(message)
+        if len(self.sent) == self.leaves_after:
+            self.left.set()
+
+
+def test_the_web_handler_streams_and_ends_the_request_of_whoever_disconnects(paste):
+    names = paste("async def app")
+    app, llm = names["app"], names["llm"]
+
+    async def main():
+        stays, leaves = Client("The capital of France is"), Client("Once", leaves_after=3)
+        await asyncio.gather(
+            app({"type": "http"}, stays.receive, stays.send),
+            app({"type": "http"}, leaves.receive, leaves.send),
+        )
+        while llm.state.num_unfinished:
+            await asyncio.sleep(0.01)
+        return stays.sent, leaves.sent
+
+    stayed, left = asyncio.run(main())
+    num_generated = llm.stats().num_generated_tokens
+    llm.close()
+
+    start, *bodies = stayed
+    assert start == {"type": "http.response.start", "status": 200}
+    assert bodies[-1] == {"type": "http.response.body"}
+    assert len(bodies) > 3 and len(b"".join(body.get("body", b"") for body in bodies)) > 100
+    assert 3 <= len(left) < 20
+    assert num_generated < 2 * 200, "the one that left was not computed to its end"
 
 
 def test_the_reading_list_names_eight_files_that_exist():

@@ -3,8 +3,8 @@ import sys
 import pytest
 
 from nanovllm import CompletionOutput, RequestOutput
-from nanovllm.records import EngineStats, StepRecord
 from nanovllm.outputs import RequestMetrics
+from nanovllm.records import EngineStats, StepRecord
 from nanovllm.run_summary import RunSummary, StepLog, peak_memory_bytes
 
 STATS = EngineStats(
