@@ -364,7 +364,7 @@ class _Waiting:
     def __init__(self, executor: Any) -> None:
         self._executor = executor
         self.submit, self.close = executor.submit, executor.close
-        self.describe_graphs = executor.describe_graphs
+        self.describe_graphs, self.recover = executor.describe_graphs, executor.recover
 
     def may_run_ahead(self, rows: Any) -> bool:
         return False

@@ -27,6 +27,9 @@ class NullExecutor:
         """There are none."""
         return no_graphs()
 
+    def recover(self) -> None:
+        """Nothing is left behind."""
+
     def close(self) -> None:
         """Nothing to give back."""
 

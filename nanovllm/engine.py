@@ -18,7 +18,7 @@ from nanovllm.config import ResolvedConfig
 from nanovllm.core import EngineState, reset_prefix_cache
 from nanovllm.engine_lock import EngineLock
 from nanovllm.errors import NanoVLLMError, QueueFullError, RequestError
-from nanovllm.intake import Intake, check_queue, make_sequences
+from nanovllm.intake import Intake, check_queue, check_request_id, make_sequences
 from nanovllm.live_requests import LiveRequests
 from nanovllm.outputs import TokenDelta
 from nanovllm.preview import Preview, preview
@@ -30,6 +30,8 @@ from nanovllm.step_loop import StepLoop, Stepped, Totals
 from nanovllm.step_records import make_record
 from nanovllm.step_times import StepTimes
 from nanovllm.text.tokenizer import Tokenizer
+
+CLOSED = "The engine is closed; make a new one."
 
 
 class Engine:
@@ -73,7 +75,8 @@ class Engine:
         """
         if self._loop.is_ahead:
             with self._lock.hold():
-                self._land()
+                records = self._land()
+            self._tell(records)
         return self._lock.at_rest
 
     def has_unfinished_requests(self) -> bool:
@@ -81,13 +84,18 @@ class Engine:
         return bool(self._live.state.num_unfinished) or self._loop.is_ahead
 
     def add(
-        self, prompts: ReadOnlySequence[Prompt], request_id: str | None = None
+        self,
+        prompts: ReadOnlySequence[Prompt],
+        request_id: str | None = None,
+        into: list[Request] | None = None,
     ) -> list[Request]:
         """Queue prompts: all of them, or none if one is refused.
 
         Args:
             prompts: Checked by a `PromptReader`.
             request_id: Of the one prompt that there then is. Default: made up.
+            into: Gets the requests before any of them is queued, so that a caller who is
+                interrupted on the way out of here can still end them.
 
         Raises:
             RequestError: The id is taken, a request can never run, or too many wait.
@@ -95,7 +103,8 @@ class Engine:
         assert request_id is None or len(prompts) == 1, (request_id, len(prompts))
         with self._lock.hold():
             if self._is_closed:
-                raise NanoVLLMError("The engine is closed; make a new one.")
+                raise NanoVLLMError(CLOSED)
+            check_request_id(request_id)
             if request_id in self._live.by_id:
                 raise RequestError(
                     f"`request_id` is {request_id!r}, which belongs to a live request; "
@@ -117,6 +126,8 @@ class Engine:
                         prompt.deadline_s,
                     )
                 )
+            if into is not None:
+                into += requests
             self._live.enter(state, requests)
             self._totals.num_requests += len(requests)
             self._totals.num_prompt_tokens += sum(len(prompt.token_ids) for prompt in prompts)
@@ -163,16 +174,9 @@ class Engine:
         What a hook raises comes out of here, after every hook was called and with the step taken:
         its tokens are there for whoever asks next.
         """
-        record = None
         with self._lock.hold():
-            changed, stepped = self._loop.step()
-            if stepped is not None:
-                self._note_time(stepped)
-                if self._hooks:
-                    record = self._record(stepped)
-        # Without holding the engine, so that a hook may call it.
-        if record is not None:
-            _call_all(self._hooks, record)
+            changed, records = self._step()
+        self._tell(records)
         return changed
 
     def subscribe(self, hook: StepHook) -> Callable[[], None]:
@@ -183,6 +187,8 @@ class Engine:
         def unsubscribe() -> None:
             with self._lock.hold():
                 self._hooks = tuple(other for other in self._hooks if other is not hook)
+                if not self._hooks:
+                    self._ended.clear()  # nobody who comes later was there
 
         return unsubscribe
 
@@ -207,12 +213,16 @@ class Engine:
     def preview(self, prompt: Prompt) -> Preview:
         """When a request of this prompt would get its first token if it came now."""
         with self._lock.hold():
-            self._land()
+            records = self._land()
             state, cost_s = self._live.state, self._step_times.fit()
+            obstacle = CLOSED if self._is_closed else None
             try:
                 check_queue(self._live.by_id.values(), 1, self.config.max_queued_requests)
             except QueueFullError as error:
-                return Preview(obstacle=str(error))
+                obstacle = str(error)
+        self._tell(records)
+        if obstacle is not None:
+            return Preview(obstacle=obstacle)
         # Without holding the engine: the state is a value, and this may take a while.
         now_s = time.perf_counter()
         first_id = 0 if state.highest_seq_id is None else state.highest_seq_id + 1
@@ -243,6 +253,32 @@ class Engine:
             self._is_closed = True
             self._loop.executor.close()
 
+    def _step(self, *, may_run_ahead: bool = True) -> tuple[list[Request], list[StepRecord]]:
+        """Run one step; returns the requests that it changed, and its record if somebody listens.
+
+        Only by whoever holds the engine; `_tell` comes after letting go of it.
+        """
+        changed, stepped = self._loop.step(may_run_ahead=may_run_ahead)
+        if stepped is None:
+            return changed, []
+        self._note_time(stepped)
+        return changed, [self._record(stepped)] if self._hooks else []
+
+    def _tell(self, records: ReadOnlySequence[StepRecord]) -> None:
+        """Give every hook every record, and raise the first error only then.
+
+        Without holding the engine, so that a hook may call it.
+        """
+        errors = []
+        for record in records:
+            for hook in self._hooks:
+                try:
+                    hook(record)
+                except Exception as error:  # noqa: BLE001  # it is raised below
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
     def _note_time(self, stepped: Stepped) -> None:
         step = stepped.step
         self._step_times.note(
@@ -252,10 +288,13 @@ class Engine:
             time.perf_counter(),
         )
 
-    def _land(self) -> None:
-        """Take in the step that is on its way, so that the state is at rest."""
+    def _land(self) -> list[StepRecord]:
+        """Take in the step that is on its way, so that the state is at rest; returns its record."""
+        landed = []
         while self._loop.is_ahead:
-            self._loop.step(may_run_ahead=False)
+            _, records = self._step(may_run_ahead=False)
+            landed += records
+        return landed
 
     def _note_end(self, request: Request) -> None:
         if self._hooks:
@@ -265,15 +304,3 @@ class Engine:
         ended, self._ended = tuple(self._ended), []
         index = self._totals.num_steps - 1  # -1: this step is counted already
         return make_record(stepped, self._live.state, index=index, finished=ended)
-
-
-def _call_all(hooks: tuple[StepHook, ...], record: StepRecord) -> None:
-    """Give every hook the record, and raise the first error only then."""
-    errors = []
-    for hook in hooks:
-        try:
-            hook(record)
-        except Exception as error:  # noqa: BLE001  # it is raised below
-            errors.append(error)
-    if errors:
-        raise errors[0]

@@ -93,10 +93,12 @@ class EngineThread:
                 except Exception:
                     # What `on_step` raises has no caller to go to; the engine itself is whole.
                     logging.getLogger("nanovllm").exception("the `on_step` hook failed")
+            # Looked at before delivering: another thread that asks for the state may take in the
+            # last step meanwhile, and what it brought is then delivered in another round.
+            is_idle = not self._engine.has_unfinished_requests()
             self._deliver()
-            is_idle = not self._engine.has_unfinished_requests() and not self._inbox
             # Closing is looked at again: its signal may have come just before it was cleared.
-            if is_idle and not self._is_closing:
+            if is_idle and not self._inbox and not self._is_closing:
                 self._something_to_do.wait()
 
     def _do(self, job: Callable[[Engine], Any], future: "Future[Any]") -> None:
@@ -109,8 +111,9 @@ class EngineThread:
 
     def _deliver(self) -> None:
         for request_id, (request, subscriber) in list(self._subscribers.items()):
+            has_ended = request.finished  # before: else its last deltas might come after its end
             deltas = self._engine.take_deltas(request)
-            if request.finished:
+            if has_ended:
                 del self._subscribers[request_id]
-            if deltas or request.finished:
-                subscriber(deltas, request.finished)
+            if deltas or has_ended:
+                subscriber(deltas, has_ended)

@@ -8,12 +8,25 @@ import attrs
 from xxhash import xxh64_intdigest
 
 from nanovllm.core import EngineState, SchedulerLimits, Sequence, admit
-from nanovllm.errors import QueueFullError
+from nanovllm.errors import QueueFullError, RequestError
 from nanovllm.prompts import Prompt
 from nanovllm.request import Completion, Request
 from nanovllm.sampling_params import SamplingParams
 from nanovllm.text.detokenizer import IncrementalDetokenizer
 from nanovllm.text.tokenizer import Tokenizer
+
+
+def check_request_id(request_id: object) -> None:
+    """Refuse what is no name.
+
+    Raises:
+        RequestError: Saying what was given.
+    """
+    if request_id is not None and (not isinstance(request_id, str) or not request_id):
+        raise RequestError(
+            f"`request_id` is {request_id!r} of type {type(request_id).__name__}; it must be None "
+            "or a text that is not empty."
+        )
 
 
 def check_queue(live: Iterable[Request], num_new: int, max_queued: int | None) -> None:

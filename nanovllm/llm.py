@@ -180,6 +180,10 @@ class LLM:
             RequestError: The prompt, its parameters or the id are invalid. Nothing was queued.
             QueueFullError: `max_queued_requests` wait already.
         """
+        # Delayed, as in `__init__`.
+        from nanovllm.intake import check_request_id
+
+        check_request_id(request_id)
         if request_id in self._manual:
             raise RequestError(
                 f"`request_id` is {request_id!r}, whose output `step` has not returned yet; use "
@@ -197,10 +201,11 @@ class LLM:
         self._engine.step()
         outputs = []
         for request in list(self._manual.values()):
+            has_ended = request.finished  # before, as in `DeltaStream`
             if self._engine.take_deltas(request):
                 outputs.append(request.output())
-                if request.finished:
-                    self._manual.pop(request.request_id, None)
+            if has_ended:
+                self._manual.pop(request.request_id, None)
         return outputs
 
     def has_unfinished_requests(self) -> bool:
@@ -287,7 +292,7 @@ class LLM:
     def _run(self, prompts: "list[Prompt]", show_progress: bool) -> list[RequestOutput]:
         requests: list[Request] = []
         try:
-            requests = self._engine.add(prompts)
+            self._engine.add(prompts, into=requests)
             with _progress(len(requests), shown=show_progress and bool(requests)) as advance:
                 for request in requests:
                     while not request.finished:
@@ -323,10 +328,11 @@ class DeltaStream:
 
     def __next__(self) -> TokenDelta:
         while not self._ready:
+            has_ended = self._request.finished  # before: else another thread's step might fall in
             self._ready.extend(self._engine.take_deltas(self._request))
             if self._ready:
                 break
-            if self._request.finished:
+            if has_ended:
                 raise StopIteration
             self._engine.step()
         return self._ready.popleft()

@@ -1,6 +1,6 @@
 """From what a caller passes to `generate` to checked token ids, before anything is queued."""
 
-import math
+import sys
 from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as ReadOnlySequence
 from typing import Any
@@ -175,7 +175,7 @@ def _check_urgency(priority: Any, deadline_s: Any) -> None:
         return
     # Not so NaN and infinity.
     is_number = isinstance(deadline_s, int | float) and not isinstance(deadline_s, bool)
-    if not is_number or not 0 < deadline_s < math.inf:
+    if not is_number or not 0 < deadline_s <= sys.float_info.max:
         raise RequestError(
             f"`deadline_s` is {deadline_s!r} but must be None or a number of seconds over 0, "
             "counted from when the request arrives."

@@ -135,6 +135,10 @@ class StepLoop:
             executed_s = time.perf_counter()
             changed += self._take_in(step, sampled, executed_s)
             self._airborne.popleft()
+            if not self._live.state.running:
+                # A step ahead decodes only, and nothing is left of what it decodes: nobody wants
+                # its tokens, and its time would be counted when the next request comes.
+                self._airborne.clear()
             self.is_ahead = bool(self._airborne)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is these requests' end
             in_air = [seq for step in self._airborne for seq in step.plan.scheduled]
@@ -152,6 +156,7 @@ class StepLoop:
         self._airborne.clear()
         self.is_ahead = False
         self._live.recover()
+        self.executor.recover()
 
     # In the order in which it happens.
 

@@ -146,6 +146,7 @@ def test_the_loop_is_never_held_up_by_a_step(llm):
 
     class Slow:
         close = executor.close
+        recover = executor.recover
 
         def submit(self, batch, rows):
             time.sleep(0.05)

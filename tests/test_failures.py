@@ -25,6 +25,9 @@ class BrokenOnce:
             raise self.error
         return self.executor.submit(batch, rows)
 
+    def recover(self):
+        self.executor.recover()
+
     def close(self):
         self.executor.close()
 

@@ -261,6 +261,7 @@ def test_the_state_is_seen_at_rest_also_while_a_step_runs():
     class Looking:
         def __init__(self, executor):
             self.executor, self.close = executor, executor.close
+            self.recover = executor.recover
 
         def submit(self, batch, rows):
             thread = threading.Thread(target=lambda: seen.append(llm.state))

@@ -23,7 +23,7 @@ class Small:
         self.num_tokens, self.num_rows = num_tokens, num_rows
         self.sizes = []
         self.close, self.may_run_ahead = executor.close, executor.may_run_ahead
-        self.describe_graphs = executor.describe_graphs
+        self.describe_graphs, self.recover = executor.describe_graphs, executor.recover
 
     def submit(self, batch, rows):
         if batch.num_tokens > self.num_tokens or batch.num_seqs > self.num_rows:

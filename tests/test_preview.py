@@ -42,6 +42,9 @@ class Timed:
     def may_run_ahead(self, rows):
         return False
 
+    def recover(self):
+        pass
+
     def close(self):
         pass
 

@@ -187,3 +187,23 @@ def test_many_threads_with_priorities_and_deadlines_get_their_own_answers():
         for prompt, token_ids in answers.values():
             assert token_ids == greedy_tokens("llama", prompt, 6)
         assert is_idle(llm)
+
+
+@pytest.mark.parametrize("deadline_s", [10**400, -(10**400)])
+def test_a_deadline_that_no_float_holds_is_refused(deadline_s):
+    with tiny_llm() as llm, pytest.raises(RequestError, match="deadline_s"):
+        llm.generate([1, 2], greedy(2), deadline_s=deadline_s)
+
+
+@pytest.mark.parametrize("request_id", [[], 5, b"x", "", float("nan")])
+def test_a_request_id_is_a_text_that_is_not_empty(request_id):
+    with tiny_llm() as llm:
+        with pytest.raises(RequestError, match="request_id"):
+            llm.add_request([1, 2], greedy(2), request_id=request_id)
+        assert not llm.has_unfinished_requests()
+
+
+def test_a_preview_of_a_closed_engine_says_so():
+    with tiny_llm() as llm:
+        llm.close()
+        assert "closed" in llm.preview([1, 2], greedy(2)).obstacle

@@ -56,6 +56,12 @@ class Executor(Protocol):
         nothing by it.
         """
 
+    def recover(self) -> None:
+        """Be fit for another step after a submission was cut off anywhere, or after `close`.
+
+        Results of steps that were on their way are not asked for any more.
+        """
+
     def describe_graphs(self) -> dict[str, Any]:
         """What was captured, and why not if nothing was, in values that JSON can hold.
 
@@ -117,6 +123,9 @@ class TorchExecutor:
     def may_run_ahead(self, rows: ReadOnlySequence[SamplingRow]) -> bool:
         """See `Executor`."""
         return False
+
+    def recover(self) -> None:
+        """See `Executor`: a step leaves nothing behind here."""
 
     def describe_graphs(self) -> dict[str, Any]:
         """See `Executor`."""

@@ -121,6 +121,11 @@ class GraphExecutor:
         assert self._statics is not None
         return how_to_choose(rows, self._statics.logits.shape[1]) != "host"
 
+    def recover(self) -> None:
+        """See `Executor`. Waits for the device, which may be reading any slot."""
+        if self._statics is not None:
+            self._staging.start_over(self._statics.tokens[:0])
+
     def describe_graphs(self) -> dict[str, Any]:
         """See `Executor`."""
         return no_graphs() if self._captured is None else self._captured.describe()

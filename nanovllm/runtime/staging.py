@@ -49,6 +49,8 @@ class Staging:
         num_mixed_words: int,
         max_in_flight: int,
     ) -> None:
+        self._queue = queue
+        self._max_in_flight = max_in_flight
         self._ring = StagingRing(max_in_flight)
         self._slots = [
             _make_slot(index, queue, layout, num_mixed_words) for index in range(self._ring.depth)
@@ -81,6 +83,16 @@ class Staging:
             self._ring.release(index)
             if landed is ticket:
                 return
+
+    def start_over(self, nothing: torch.Tensor) -> None:
+        """Wait for the device, and have all slots free, whatever was cut off where.
+
+        Args:
+            nothing: `[0]` int32 on the device.
+        """
+        self._queue.download(nothing, self._slots[0].token_words[:0]).wait()
+        self._in_flight.clear()
+        self._ring = StagingRing(self._max_in_flight)
 
 
 def _make_slot(index: int, queue: DeviceQueue, layout: StepLayout, num_mixed_words: int) -> Slot:

@@ -1,11 +1,16 @@
 """An engine that is always a step ahead of a late device gives the tokens of one that waits."""
 
 import random
+import sys
+import threading
 
 import pytest
 
+from graphs import ring
 from nanovllm import SamplingParams
 from nanovllm.core import check
+from nanovllm.engine_thread import EngineThread
+from nanovllm.runtime import graph_executor, staging
 from tests.checkpoints import greedy_tokens
 from tests.engines import SCHEDULES, greedy, is_idle, random_prompts
 from tests.runtime.graph_engines import graph_llm
@@ -156,3 +161,105 @@ def test_closing_forgets_a_step_that_is_on_its_way():
 
         assert not llm._engine.has_unfinished_requests()
         assert is_idle(llm)
+
+
+def test_every_step_is_told_of_also_if_asking_for_the_state_took_it_in():
+    records = []
+    with graph_llm(queue=SimulatedQueue(), max_num_seqs=8) as llm:
+        llm.subscribe(records.append)
+        llm.add_request([1, 2, 3], greedy(6))
+        while llm.has_unfinished_requests():
+            check(llm.state, at_rest=True)
+            llm.step()
+        stats = llm.stats()
+
+    assert [record.index for record in records] == list(range(stats.num_steps))
+    assert sum(len(record.sampled) for record in records) == 6
+    assert sum(len(record.finished) for record in records) == 1
+
+
+def test_nothing_is_left_on_its_way_when_all_have_ended():
+    """A stop token is found out a step late, when another step was submitted already."""
+    prompt = random_prompts(1)[0]
+    (stops,) = greedy_tokens("llama", prompt, 3)[2:]
+    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=(stops,))
+    records = []
+    with graph_llm(queue=SimulatedQueue(), max_num_seqs=8) as llm:
+        llm.subscribe(records.append)
+        (output,) = llm.generate(prompt, params)
+
+        assert output.finish_reason == "stop"
+        assert not llm.has_unfinished_requests()
+        llm.generate(prompt, greedy(2))
+    assert all(record.sampled for record in records), "no step that nobody wanted"
+
+
+def test_asking_for_the_state_from_another_thread_never_holds_up_an_answer():
+    """It takes in the step on its way, which the engine's own thread then has to deliver."""
+    with graph_llm(queue=SimulatedQueue(), max_num_seqs=8) as llm:
+        thread = EngineThread(llm._engine)
+        deliver = thread._deliver
+
+        def deliver_and_look():
+            deliver()
+            looking = threading.Thread(target=lambda: llm.state)
+            looking.start()
+            looking.join()
+
+        thread._deliver = deliver_and_look
+        ended = threading.Event()
+        tokens = []
+
+        def subscriber(deltas, has_ended):
+            tokens.extend(token for delta in deltas for token in delta.token_ids)
+            if has_ended:
+                ended.set()
+
+        def enter(engine):
+            prompt = llm._prompts.read_one([1, 2, 3], greedy(4))
+            (request,) = engine.add([prompt])
+            thread.subscribe(request, subscriber)
+
+        thread.call(enter).result()
+        assert ended.wait(20)
+        thread.close()
+
+    assert tuple(tokens) == greedy_tokens("llama", [1, 2, 3], 4)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_an_interrupt_at_any_line_of_the_executor_leaves_it_fit_for_the_next_step(part):
+    files = {module.__file__ for module in (graph_executor, staging, ring)}
+    prompts = random_prompts(3)
+    want = [greedy_tokens("llama", prompt, 3) for prompt in prompts]
+
+    def interrupted_at(number, call):
+        count = 0
+
+        def line(frame, event, _):
+            nonlocal count
+            if event == "line":
+                count += 1
+                if count == number:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return line
+
+        before = sys.gettrace()
+        sys.settrace(lambda frame, *_: line if frame.f_code.co_filename in files else None)
+        try:
+            call()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    with graph_llm(max_num_seqs=4, sizes=(4,)) as llm:
+        number = 1 + part
+        while interrupted_at(number, lambda: llm.generate(prompts, greedy(3))):
+            assert is_idle(llm)
+            outputs = llm.generate(prompts, greedy(3))
+            assert [output.token_ids for output in outputs] == want, number
+            number += 9
+    assert number > 100

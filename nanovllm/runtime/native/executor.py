@@ -24,6 +24,9 @@ class NativeExecutor:
         """A CPU has nobody to prepare the next step while it computes."""
         return False
 
+    def recover(self) -> None:
+        """See `Executor`: a step leaves nothing behind here."""
+
     def describe_graphs(self) -> dict[str, Any]:
         """See `Executor`."""
         return no_graphs()
