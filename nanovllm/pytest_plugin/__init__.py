@@ -44,7 +44,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line("markers", MARKER)
-    telemetry_mode(config)  # a wrong one shows now, not in the middle of the tests
+    # What is wrong shows now, not in the middle of the tests or after them.
+    telemetry_mode(config)
+    engine_config(config)
+    report_path(config)
     config.stash[SESSION] = LlmSession(config)
 
 

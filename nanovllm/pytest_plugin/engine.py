@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nanovllm.errors import NanoVLLMError
 from nanovllm.llm import LLM
 from nanovllm.pytest_plugin.device_record import recorder_for
 from nanovllm.sampling_params import SamplingParams
@@ -31,7 +32,10 @@ def session_engine(
             "the ini file, or a session fixture `llm_config` that returns {'model': MODEL, ...}."
         )
     with ExitStack() as stack:
-        engine = stack.enter_context(LLM(model, **options))
+        try:
+            engine = stack.enter_context(LLM(model, **options))
+        except (NanoVLLMError, TypeError) as error:  # TypeError: an option that does not exist
+            pytest.fail(f"the `llm` fixture can't be made: {error}", pytrace=False)
         # Whatever is loaded or compiled at first use is so now.
         engine.generate([[0]], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
         engine.reset_prefix_cache()

@@ -67,8 +67,16 @@ def telemetry_mode(config: pytest.Config) -> str:
 
 
 def report_path(config: pytest.Config) -> Path | None:
-    """Where the HTML report goes."""
+    """Where the HTML report goes.
+
+    Raises:
+        pytest.UsageError: It can't go there.
+    """
     path: Path | None = config.getoption("--llm-report")
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise pytest.UsageError(
+            f"`--llm-report` is {str(path)!r} but must be a file in a folder that exists."
+        )
     return path
 
 

@@ -118,8 +118,8 @@ def test_an_option_that_is_not_one_is_refused(pytester, option):
 
     result = run_suite(pytester, "--llm-option", option)
 
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines([f"*{option!r} is no option of an engine; write NAME=VALUE*"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*{option!r} is no option of an engine; write NAME=VALUE*"])
 
 
 def test_an_unknown_telemetry_mode_in_the_ini_file_is_refused_at_once(pytester):
@@ -142,3 +142,33 @@ def test_the_summary_says_what_differs_from_the_set_up_of_the_run_compared_with(
     result = run_suite(pytester, "--benchmark-compare=0001")
 
     result.stdout.fnmatch_lines(["*another machine or set-up: dtype bfloat16 -> float32"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--llm-report", "/no/such/folder/report.html"], "--llm-report"),
+        (["--llm-report", "."], "--llm-report"),
+        (["--llm-option", "bogus"], "NAME=VALUE"),
+    ],
+)
+def test_wrong_usage_is_said_before_any_test_runs(pytester, arguments, said):
+    write_suite(pytester, "def test_app():\n    assert False, 'it ran'\n", "")
+
+    result = run_suite(pytester, *arguments)
+
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert said in result.stderr.str()
+    assert "it ran" not in result.stdout.str()
+
+
+@pytest.mark.parametrize("option", ["bogus=1", "max_num_seqs=0"])
+def test_an_engine_that_can_not_be_made_is_a_line_and_no_traceback(pytester, option):
+    folder = checkpoint_folder("llama")
+    write_suite(pytester, "def test_app(llm):\n    pass\n", "")
+
+    result = run_suite(pytester, "--llm-model", str(folder), "--llm-option", option)
+
+    result.assert_outcomes(errors=1)
+    assert "the `llm` fixture can't be made" in result.stdout.str()
+    assert "Traceback" not in result.stdout.str()
