@@ -2,11 +2,13 @@
 
     python -m bench.peers                                      # ours, and what is installed here
     python -m bench.peers --python llama.cpp=VENV/bin/python   # a peer in its own environment
+    python -m bench.peers --engines nanovllm-int8 llama.cpp-q8 # ours in int8 beside a peer in int8
 
 Every engine gets seeded random prompts of token ids, generates exactly as many tokens as asked,
-greedily and past the end of the text, with prefix caching off. Each run is a process of its own,
-the runs of all engines alternate, and what is printed are medians over the rounds and their ratio
-to ours. All run the built-in model's weights in 16 bits.
+greedily and past the end of the text, with prefix caching off. Each engine is a process of its own,
+the runs of all of them alternate, and what is printed are medians over the rounds and the ratio of
+the first engine to each. All run the built-in model's weights. OpenVINO wants them as `optimum-cli
+export openvino` writes them, in folders named `fp16` and `int8` in `NANOVLLM_OPENVINO`.
 """
 
 import argparse
@@ -19,157 +21,54 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench.peer_models import bf16_gguf, hugging_face_folder
+from bench.peer_engines import ENGINES, Generate
 
 CASES = ((1, 32, 64), (2, 32, 64), (4, 128, 64), (8, 128, 64), (1, 128, 8), (1, 512, 8))
 """(batch, prompt tokens, new tokens)."""
 
-RUNS = 3  # timed, in each process, after one to warm up
+RUNS = 3  # timed, each time, after one to warm up
+PAUSE_S = 0.5  # for the others on the machine, after each time without them
+RESULT = "result: "  # begins a worker's line that is none of the library's
 FIRST_ID, END_ID = 17, 49152  # the ids below are special tokens
 
-Prompts = list[list[int]]
-Times = list[list[float]]
-Generate = Callable[[Prompts, int], Times]
-"""From prompts and a number of tokens to the arrival time of each token of each prompt."""
+
+def _set_policy(policy: int, priority: int) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has just ended
+            os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
 
 
-def ours(threads: int) -> Generate:
-    """This engine, its host work included."""
-    from nanovllm import LLM, SamplingParams
-
-    llm = LLM("smollm2-135m", device="cpu", dtype="bfloat16", enable_prefix_caching=False)
-
-    def generate(prompts: Prompts, num_tokens: int) -> Times:
-        params = SamplingParams(
-            temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
-        )
-        rows = {llm.add_request(prompt, params): row for row, prompt in enumerate(prompts)}
-        times: Times = [[] for _ in prompts]
-        while llm.has_unfinished_requests():
-            outputs = llm.step()
-            now = time.perf_counter()
-            for output in outputs:
-                mine = times[rows[output.request_id]]
-                mine += [now] * (len(output.token_ids) - len(mine))
-        return times
-
-    return generate
+@contextmanager
+def _undisturbed(wanted: bool) -> Iterator[None]:
+    """Give the threads of this process the cores to themselves, where the system is Linux."""
+    if wanted:
+        _set_policy(os.SCHED_FIFO, 1)
+    try:
+        yield
+    finally:
+        if wanted:
+            _set_policy(os.SCHED_OTHER, 0)
+            time.sleep(PAUSE_S)
 
 
-def transformers(threads: int) -> Generate:
-    """Hugging Face transformers, `generate` in bfloat16."""
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-    from transformers.generation import StoppingCriteria, StoppingCriteriaList
-
-    torch.set_num_threads(threads)
-    folder = hugging_face_folder()
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=2)
-
-    class Clock(StoppingCriteria):  # type: ignore[misc]  # transformers is not type-checked here
-        def __init__(self) -> None:
-            self.times: list[float] = []
-
-        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-            self.times.append(time.perf_counter())
-            return torch.zeros(len(input_ids), dtype=torch.bool)
-
-    def generate(prompts: Prompts, num_tokens: int) -> Times:
-        clock = Clock()
-        ids = torch.tensor(prompts)
-        with torch.inference_mode():
-            model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=num_tokens,
-                do_sample=False,
-                stopping_criteria=StoppingCriteriaList([clock]),
-            )
-        return [clock.times] * len(prompts)
-
-    return generate
-
-
-def llama_cpp(threads: int) -> Generate:
-    """llama.cpp through llama-cpp-python, weights in bfloat16."""
-    import llama_cpp as lib
-
-    quiet = lib.llama_log_callback(lambda level, text, data: None)
-    lib.llama_log_set(quiet, None)
-    lib.llama_backend_init()
-    model = lib.llama_model_load_from_file(
-        str(bf16_gguf()).encode(), lib.llama_model_default_params()
-    )
-    vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
-
-    def generate(prompts: Prompts, num_tokens: int) -> Times:
-        length = len(prompts[0])
-        params = lib.llama_context_default_params()
-        params.n_ctx = -(-(length + num_tokens) // 256) * 256 * len(prompts)
-        params.n_batch, params.n_ubatch, params.n_seq_max = 4096, 512, len(prompts)
-        params.n_threads = params.n_threads_batch = threads
-        context = lib.llama_init_from_model(model, params)
-        batch = lib.llama_batch_init(4096, 0, 1)
-        times: Times = [[] for _ in prompts]
-
-        def decode(rows: list[tuple[int, int, int, bool]]) -> None:
-            batch.n_tokens = len(rows)
-            for place, (token, position, row, wanted) in enumerate(rows):
-                batch.token[place], batch.pos[place] = token, position
-                batch.n_seq_id[place], batch.seq_id[place][0] = 1, row
-                batch.logits[place] = wanted
-            assert lib.llama_decode(context, batch) == 0
-
-        def best(place: int) -> int:
-            logits = lib.llama_get_logits_ith(context, place)
-            return int(np.ctypeslib.as_array(logits, shape=(vocab_size,)).argmax())
-
-        rows = [
-            (token, position, row, position == length - 1)
-            for row, prompt in enumerate(prompts)
-            for position, token in enumerate(prompt)
-        ]
-        start = time.perf_counter()
-        decode(rows)
-        tokens = [best(place) for place, (*_, wanted) in enumerate(rows) if wanted]
-        for step in range(1, num_tokens + 1):
-            now = time.perf_counter()
-            for mine in times:
-                mine.append(now)
-            if step < num_tokens:
-                decode([(t, length + step - 1, row, True) for row, t in enumerate(tokens)])
-                tokens = [best(row) for row in range(len(prompts))]
-        lib.llama_free(context)
-        generate.start = start  # type: ignore[attr-defined]  # the context is not part of a request
-        return times
-
-    return generate
-
-
-ENGINES: dict[str, tuple[str, Callable[[int], Generate]]] = {
-    "nanovllm": ("nanovllm", ours),
-    "transformers": ("transformers", transformers),
-    "llama.cpp": ("llama_cpp", llama_cpp),
-}
-"""Name -> (the module that has to be there, how to make it)."""
-
-
-def run_case(generate: Generate, case: tuple[int, int, int]) -> dict[str, float]:
+def run_case(
+    generate: Generate, case: tuple[int, int, int], *, real_time: bool = False
+) -> dict[str, float]:
     """Milliseconds to the first token (median over the prompts) and between tokens (median)."""
     batch, length, num_tokens = case
     rng = np.random.default_rng(0)
     firsts, gaps = [], []
     for run in range(1 + RUNS):
         prompts = rng.integers(FIRST_ID, END_ID, (batch, length)).tolist()
-        start = time.perf_counter()
-        times = generate(prompts, num_tokens)
+        with _undisturbed(real_time):
+            start = time.perf_counter()
+            times = generate(prompts, num_tokens)
         start = max(start, getattr(generate, "start", start))
         assert all(len(mine) == num_tokens for mine in times), [len(mine) for mine in times]
         if run == 0:
@@ -179,26 +78,45 @@ def run_case(generate: Generate, case: tuple[int, int, int]) -> dict[str, float]
     return {"ttft": statistics.median(firsts) * 1e3, "itl": statistics.median(gaps) * 1e3}
 
 
-def _measure_in_own_process(
-    python: str, engine: str, case: tuple[int, int, int], threads: int
-) -> dict[str, float]:
-    command = [python, "-m", "bench.peers", "--one", engine, "--threads", str(threads)]
-    command += ["--case", json.dumps(case)]
-    with tempfile.TemporaryFile("w+") as errors:
-        run = subprocess.run(
-            command,
+class Worker:
+    """A process that runs one engine, one case after the other."""
+
+    def __init__(self, python: str, engine: str, threads: int, *, real_time: bool) -> None:
+        """Start it; loading its weights goes on while others start."""
+        self._engine = engine
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # lives as long as the process
+        command = [python, "-m", "bench.peers", "--one", engine, "--threads", str(threads)]
+        command += ["--weights", ENGINES[engine].weights()]
+        self._process = subprocess.Popen(
+            [*command, *(["--real-time"] if real_time else [])],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=errors,
+            stderr=self._errors,
             text=True,
-            check=False,
             cwd=Path(__file__).parent.parent,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
         )
-        if run.returncode:
-            errors.seek(0)
-            sys.exit(f"{engine} failed:\n{errors.read()[-2000:]}")
-    result: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
-    return result
+
+    def measure(self, case: tuple[int, int, int]) -> dict[str, float]:
+        """Run one case and wait for its result."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):
+            print(json.dumps(case), file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            if line.startswith(RESULT):
+                result: dict[str, float] = json.loads(line.removeprefix(RESULT))
+                return result
+        self._errors.seek(0)
+        sys.exit(f"{self._engine} failed:\n{self._errors.read()[-2000:]}")
+
+
+def serve(engine: str, threads: int, weights: str, *, real_time: bool) -> None:
+    """What a worker does: a case a line, a result a line."""
+    generate = ENGINES[engine].make(threads, weights)
+    for line in sys.stdin:
+        result = run_case(generate, tuple(json.loads(line)), real_time=real_time)
+        print(RESULT + json.dumps(result), flush=True)
 
 
 def main() -> None:
@@ -208,35 +126,47 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--python", action="append", default=[], metavar="ENGINE=PYTHON")
     parser.add_argument("--cases", type=int, nargs="+", default=range(len(CASES)), metavar="N")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, help="default: all there are")
+    parser.add_argument(
+        "--real-time",
+        action="store_true",
+        help="time at real-time priority, on a machine that others use too (Linux, root)",
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--weights", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        generate = ENGINES[options.one][1](options.threads)
-        print(json.dumps(run_case(generate, tuple(options.case))))
+        serve(options.one, options.threads, options.weights, real_time=options.real_time)
         return
     pythons = dict(one.split("=", 1) for one in options.python)
     engines = [
         name
-        for name, (module, _) in ENGINES.items()
-        if name in pythons or importlib.util.find_spec(module) is not None
+        for name, engine in ENGINES.items()
+        if (options.engines is None or name in options.engines)
+        and (name in pythons or importlib.util.find_spec(engine.module) is not None)
     ]
     print(f"engines: {', '.join(engines)}; {options.threads} threads, {options.rounds} rounds")
+    workers = {
+        name: Worker(
+            pythons.get(name, sys.executable), name, options.threads, real_time=options.real_time
+        )
+        for name in engines
+    }
     for case in (CASES[place] for place in options.cases):
         results: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
         for _ in range(options.rounds):
             for name in engines:
-                python = pythons.get(name, sys.executable)
-                results[name].append(_measure_in_own_process(python, name, case, options.threads))
-        print("batch {}, {} prompt tokens, {} new tokens".format(*case))
+                results[name].append(workers[name].measure(case))
+        print("batch {}, {} prompt tokens, {} new tokens".format(*case), flush=True)
         for what, unit in (("itl", "ms between tokens"), ("ttft", "ms to the first token")):
-            base = statistics.median(one[what] for one in results["nanovllm"])
+            base = statistics.median(one[what] for one in results[engines[0]])
             for name in engines:
                 values = sorted(one[what] for one in results[name])
                 middle = statistics.median(values)
                 spread = f"{values[0]:.1f} to {values[-1]:.1f}"
                 print(
-                    f"  {name:13s} {middle:8.2f} {unit} ({spread}); ours / it {base / middle:.2f}"
+                    f"  {name:13s} {middle:8.2f} {unit} ({spread}); "
+                    f"{engines[0]} / it {base / middle:.2f}"
                 )
 
 

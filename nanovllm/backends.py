@@ -38,7 +38,7 @@ TABLE = (
         "native",
         "whole steps, compiled for this CPU",
         "cpu",
-        frozenset({"float32", "bfloat16"}),
+        frozenset({"float32", "bfloat16", "int8"}),
         16,
     ),
     # A block of 64 is what the decode kernel reads at once, and fine enough for prefix hits.
@@ -95,6 +95,12 @@ def choose_backend(
             usable.append(backend)
         else:
             why_not[backend.name] = refusal
+    if not usable:  # torch computes in every type but int8
+        able = next(backend.name for backend in TABLE if dtype in backend.dtypes)
+        raise ConfigError(
+            f"`dtype` is {dtype!r}, which only the {able} backend computes in, but "
+            f"{why_not[able]}; use 'auto'."
+        )
     if asked in why_not:
         raise ConfigError(
             f"`attention_backend` is {asked!r} but {why_not[asked]}; use "
@@ -102,7 +108,7 @@ def choose_backend(
         )
     if asked != "auto":
         return Choice(find_backend(asked), "as asked")
-    chosen = usable[0]  # torch, at the end of the table, can always be used
+    chosen = usable[0]
     passed_over = [
         f"the {backend.name} one can't be used, {why_not[backend.name]}"
         for backend in TABLE[: TABLE.index(chosen)]
@@ -115,7 +121,8 @@ def _refusal(backend: Backend, device_type: str, dtype: str, block_size: int | N
     if backend.device_type not in (None, device_type):
         return "it is for CPUs" if backend.device_type == "cpu" else "it is for NVIDIA GPUs"
     if dtype not in backend.dtypes:
-        return f"it computes in {' and '.join(sorted(backend.dtypes))}, not in {dtype}"
+        *others, last = sorted(backend.dtypes)
+        return f"it computes in {', '.join(others)} and {last}, not in {dtype}"
     if block_size is not None and block_size % backend.block_size_multiple:
         return (
             f"it needs a `kvcache_block_size` that is a multiple of "

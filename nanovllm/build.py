@@ -5,7 +5,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import PathLike
 
@@ -30,7 +30,7 @@ from nanovllm.model.checkpoint import Checkpoint
 from nanovllm.model.config import ModelConfig, read_model_config, read_token_ids
 from nanovllm.model.decoder import Decoder
 from nanovllm.model.gguf_checkpoint import GgufCheckpoint
-from nanovllm.model.linear import PlainLinear, make_packed
+from nanovllm.model.linear import make_packed
 from nanovllm.model.safetensors_checkpoint import open_folder
 from nanovllm.model.weights import DTYPES, load_decoder
 from nanovllm.prompts import PromptReader
@@ -65,14 +65,7 @@ def build_engine(
     # Twice: before anything big is loaded, to refuse what can't work, and after, when what is
     # left of the memory is the K/V cache's.
     expected = resolve(config, model_facts, read_device_facts(device, model_config))
-    decoder = load_decoder(
-        checkpoint,
-        model_config,
-        dtype=DTYPES[expected.dtype],
-        device=device,
-        make_linear=PlainLinear if expected.attention_backend == "native" else make_packed,
-        progress=_LoadProgress(files.name),
-    )
+    decoder = _load(checkpoint, model_config, expected, device, _LoadProgress(files.name))
     device_facts = read_device_facts(device, model_config)
     if find_backend(expected.attention_backend).uses_graphs:
         device_facts = with_step_memory(device_facts, decoder, expected, device)
@@ -85,6 +78,32 @@ def build_engine(
         structures = StructureCompiler(tokenizer, model_config.vocab_size, eos_token_ids)
     reader = PromptReader(tokenizer, model_config.vocab_size, resolved.max_model_len, structures)
     return Engine(resolved, executor, tokenizer, on_step, facts), reader
+
+
+def _load(
+    checkpoint: Checkpoint,
+    model: ModelConfig,
+    config: ResolvedConfig,
+    device: torch.device,
+    progress: Callable[[int, int], None],
+) -> Decoder:
+    """Load the weights as the backend reads them."""
+    dtype = DTYPES[config.dtype]
+    if config.attention_backend != "native":
+        return load_decoder(
+            checkpoint,
+            model,
+            dtype=dtype,
+            device=device,
+            make_linear=make_packed,
+            progress=progress,
+        )
+    # Delayed: Numba is an extra, and takes a while to import.
+    from nanovllm.runtime.native.loading import load_in_panels
+
+    return load_in_panels(
+        checkpoint, model, dtype=dtype, int8=config.dtype == "int8", progress=progress
+    )
 
 
 def _make_executor(decoder: Decoder, config: ResolvedConfig, device: torch.device) -> Executor:

@@ -16,7 +16,7 @@ from nanovllm.backends import BACKENDS, Backend, choose_backend
 from nanovllm.core.state import SchedulerLimits
 from nanovllm.errors import ConfigError
 
-DTYPE_NAMES = ("float32", "bfloat16", "float16")
+DTYPE_NAMES = ("float32", "bfloat16", "float16", "int8")
 
 CPU_KV_CACHE_SHARE = 0.25  # of the memory that is free
 CPU_KV_CACHE_MAX_BYTES = 4 * 2**30
@@ -82,6 +82,7 @@ class EngineConfig:
         tokenizer: Another place to take the tokenizer from.
         device: "auto", "cpu", "cuda" or "cuda:1".
         dtype: Type of weights and K/V. "auto": the checkpoint's, where the device is good at it.
+            "int8" rounds the weights of any checkpoint, and keeps K/V in bfloat16.
         max_model_len: Most tokens of one request, prompt and completion together.
         max_num_seqs: Most requests that hold K/V at a time.
         max_num_batched_tokens: Most positions that one step computes.
@@ -324,6 +325,8 @@ def _resolve_graphs(
 
 
 def _why_dtype(config: EngineConfig, model: ModelFacts, dtype: str) -> str:
+    if config.dtype == "int8":
+        return "as asked; weights only, K/V in bfloat16"
     if config.dtype != "auto":
         return "as asked"
     if dtype == model.dtype:

@@ -159,3 +159,22 @@ def test_only_backends_of_gpus_use_graphs():
 def test_the_table_is_not_written_to():
     with pytest.raises(AttributeError):
         backends.TABLE[0].name = "other"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"device_type": "cuda"}, "it is for CPUs"),
+        ({"device_type": "cpu", "obstacles": {"native": "no Numba"}}, "no Numba"),
+    ],
+)
+@pytest.mark.parametrize("asked", ["auto", "torch"])
+def test_int8_runs_natively_or_not_at_all_and_the_reason_is_given(asked, given, said):
+    with pytest.raises(ConfigError, match=rf"`dtype` is 'int8', which only the native .* {said}"):
+        choose(asked, dtype="int8", **given)
+
+
+def test_int8_where_it_can_be_used_is_no_choice_of_another_backend():
+    assert choose(device_type="cpu", dtype="int8").backend.name == "native"
+    with pytest.raises(ConfigError, match=r"'torch' but .* not in int8; use 'auto', 'native'"):
+        choose("torch", device_type="cpu", dtype="int8")

@@ -1,8 +1,10 @@
 """A `.gguf` file as a `Checkpoint`: Hugging Face's tensor names and layouts over a mapped file."""
 
 import math
+import mmap
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -75,7 +77,9 @@ class GgufCheckpoint:
             )
         self._types = _checked_types(file)
         # Copy-on-write, since torch takes no read-only memory.
-        self._data = np.memmap(file.path, dtype=np.uint8, mode="c")
+        with file.path.open("rb") as opened:
+            self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._data = np.frombuffer(self._map, np.uint8)
         self._tensors = {
             _hugging_face_name(name): info
             for name, info in file.tensors.items()
@@ -122,9 +126,17 @@ class GgufCheckpoint:
             heads = "num_attention_heads" if match[1] == "q" else "num_key_value_heads"
             values = _halves(values, self._config[heads], self._file.path)
         if dtype is None:
-            return torch.from_numpy(_dequantized(values, kind).reshape(info.shape))
+            dequantized = _dequantized(values, kind).reshape(info.shape)
+            self._forget_pages(info.offset, _num_bytes(info, kind))
+            return torch.from_numpy(dequantized)
         values = np.require(values, requirements=["A", "C"])
         return torch.from_numpy(values).view(dtype).reshape(info.shape)
+
+    def _forget_pages(self, start: int, num_bytes: int) -> None:
+        """Take what was read and copied out of this process's memory; the file still has it."""
+        if sys.platform == "linux":  # elsewhere the system is left to find out
+            first = start // mmap.PAGESIZE * mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_DONTNEED, first, start + num_bytes - first)
 
     def _main_dtype(self) -> str:
         """The type of most weights; for quantised ones bfloat16, whose range suits every model."""

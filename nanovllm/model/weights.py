@@ -8,7 +8,7 @@ from nanovllm.errors import WeightsError, list_some
 from nanovllm.model.checkpoint import Checkpoint
 from nanovllm.model.config import ModelConfig
 from nanovllm.model.decoder import Decoder, Layer
-from nanovllm.model.linear import MakeLinear, make_packed
+from nanovllm.model.linear import Linear, MakeLinear, make_packed
 from nanovllm.model.rope import inverse_frequencies
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -16,11 +16,25 @@ LM_HEAD = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
 ROPE_FACTORS = "rope_freqs.weight"
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Types that a model can run in, by name."""
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.bfloat16,
+}
+"""Types that a model can run in, by name. In int8 only matrices are: this is what the rest is."""
+
+MakeEmbedding = Callable[[torch.Tensor, Linear | None], torch.Tensor]
+"""From the embedding `[V, E]` and the output projection, if that has the same weight."""
 
 _IGNORED_ENDINGS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")
 """Buffers that older checkpoints carry along and that follow from the config."""
+
+
+def keep_embedding(embedding: torch.Tensor, tied: Linear | None) -> torch.Tensor:
+    """The embedding as torch looks it up: `[V, E]`."""
+    del tied
+    return embedding
 
 
 def load_decoder(
@@ -30,6 +44,7 @@ def load_decoder(
     dtype: torch.dtype,
     device: torch.device,
     make_linear: MakeLinear = make_packed,
+    make_embedding: MakeEmbedding = keep_embedding,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """Load every weight.
@@ -40,6 +55,7 @@ def load_decoder(
         dtype: Type of the weights in memory.
         device: Where they go.
         make_linear: Makes the linear layers.
+        make_embedding: Makes what the decoder keeps as its embedding.
         progress: Called with the number of layers loaded, and of all layers.
 
     Raises:
@@ -54,7 +70,8 @@ def load_decoder(
             raise WeightsError(
                 f"{checkpoint.source}: tensor {name} can't be read ({error}); fetch it again."
             ) from error
-        return tensor.to(device=device, dtype=dtype)
+        # Norms and biases stay in memory: as copies they do not keep a mapped file there with them.
+        return tensor.to(device=device, dtype=dtype, copy=tensor.ndim == 1)
 
     def maybe(name: str, wanted: bool) -> torch.Tensor | None:
         return get(name) if wanted else None
@@ -62,6 +79,12 @@ def load_decoder(
     def joined(names: list[str], wanted: bool = True) -> torch.Tensor | None:
         return torch.cat([get(name) for name in names]) if wanted else None
 
+    # First, as it is the largest: what it takes on the way is free again for the others.
+    plain_embedding = get(EMBEDDING)
+    tied = config.tie_word_embeddings
+    lm_head = make_linear(plain_embedding if tied else get(LM_HEAD), None)
+    embedding = make_embedding(plain_embedding, lm_head if tied else None)
+    del plain_embedding
     layers = []
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}."
@@ -94,8 +117,6 @@ def load_decoder(
             )
         )
         progress(index + 1, config.num_layers)
-    embedding = get(EMBEDDING)
-    lm_head = embedding if config.tie_word_embeddings else get(LM_HEAD)
     factors = None
     if config.rope.rope_type == "factors":
         factors = checkpoint.tensor(ROPE_FACTORS)
@@ -104,7 +125,7 @@ def load_decoder(
         embedding=embedding,
         layers=tuple(layers),
         final_norm=get(FINAL_NORM),
-        lm_head=make_linear(lm_head, None),
+        lm_head=lm_head,
         frequencies=inverse_frequencies(config.rope, factors).to(device),
     )
 

@@ -3,23 +3,33 @@
 Every member of the team calls `forward_job` and walks through the same phases (see `phases`). It
 releases the GIL and allocates nothing. Decodes and prefills are the same to it: positions, each of
 which knows the block table of what it attends to. Residuals, norms, rope, softmax and sums are
-float32 whatever the weights are; what a matrix product reads is rounded to the weights' type.
+float32 whatever the weights are; what a matrix product reads is rounded to the type that it takes.
 """
 
 from typing import Any
 
-import numpy as np
 from numba import njit
 
-from nanovllm.runtime.native.attention import OPTIONS, attend, exp, inverse_rms
+from nanovllm.runtime.native.attention import (
+    PART,
+    attend_part,
+    finish_row,
+    merge,
+)
+from nanovllm.runtime.native.buffers import FLOAT_PADDING, int32s, int64s, item_bytes, tile_inputs
 from nanovllm.runtime.native.matmul import matmul_phase
+from nanovllm.runtime.native.options import INLINE, OPTIONS
+from nanovllm.runtime.native.pages import GROUP, find_groups
 from nanovllm.runtime.native.phases import claim, finish, wait_for
-from nanovllm.runtime.native.values import narrow, widen
+from nanovllm.runtime.native.rows import add_and_norm, gate, prepare_heads, start_row, write_inputs
+
+PHASES_PER_LAYER = 10
+
+MAX_CHUNK_ROWS = 16
+"""Most positions of a chunk: neighbours, whose keys share cache lines, are then one thread's."""
 
 # Columns of the table of weight addresses, a row a layer.
 QKV, OUTPUT, GATE_UP, DOWN = range(4)
-
-PHASES_PER_LAYER = 9
 
 
 def num_phases(num_layers: int) -> int:
@@ -28,235 +38,284 @@ def num_phases(num_layers: int) -> int:
 
 
 @njit(**OPTIONS)
-def _start_row(
-    token_id: int, position: int, embedding: Any, frequencies: Any, attention_factor: Any,
-    hidden: Any, cos: Any, sin: Any,
-) -> None:  # fmt: skip
-    """Embedding, cosines and sines of one row."""
-    for i in range(hidden.shape[0]):
-        hidden[i] = widen(embedding[token_id, i])
-    for i in range(frequencies.shape[0]):
-        angle = np.float32(position) * frequencies[i]
-        cos[i] = np.cos(angle) * attention_factor
-        sin[i] = np.sin(angle) * attention_factor
+def chunk_rows(num_inputs: int) -> int:
+    """Positions that a thread claims at a time: one, unless they are many."""
+    return max(min(num_inputs // 8, MAX_CHUNK_ROWS), 1)
 
 
-@njit(**OPTIONS)
-def _add_and_norm(hidden: Any, change: Any, bias: Any, weight: Any, eps: Any, normed: Any) -> None:
-    """`hidden += change + bias`, then `normed = hidden / rms * weight`: one row of each, `[E]`.
-
-    `change` and `bias` are empty where there is nothing to add.
-    """
-    size = weight.shape[0]
-    for i in range(change.shape[0]):
-        hidden[i] += change[i]
-    for i in range(bias.shape[0]):
-        hidden[i] += bias[i]
-    scale = inverse_rms(hidden, eps)
-    for i in range(size):
-        normed[i] = narrow(hidden[i] * scale * weight[i], normed)
-
-
-@njit(**OPTIONS)
-def _prepare_head(head: Any, bias: Any, norm: Any, eps: Any, cos: Any, sin: Any) -> None:
-    """Bias, norm and rope of one query or key head, in place; `bias`, `norm` may be empty."""
-    size, half = head.shape[0], cos.shape[0]
-    for i in range(bias.shape[0]):
-        head[i] += bias[i]
-    if norm.shape[0]:
-        scale = inverse_rms(head, eps)
-        for i in range(size):
-            head[i] *= scale * norm[i]
-    for i in range(half):
-        first, second = head[i], head[half + i]
-        head[i] = first * cos[i] - second * sin[i]
-        head[half + i] = second * cos[i] + first * sin[i]
-
-
-@njit(**OPTIONS)
-def _store(source: Any, bias: Any, target: Any) -> None:
-    """`target = source + bias` in the type of `target`; `bias` may be empty."""
-    for i in range(bias.shape[0]):
-        source[i] += bias[i]
-    for i in range(source.shape[0]):
-        target[i] = narrow(source[i], target)
-
-
-@njit(**OPTIONS)
-def _prepare_heads(
-    qkv: Any, num_heads: int, bias: Any, query_norm: Any, key_norm: Any, eps: Any, cos: Any,
-    sin: Any, cache: Any, slot: int, queries: Any,
-) -> None:  # fmt: skip
-    """One position's heads: bias, norm and rope; queries to `queries`, K/V to their slot.
-
-    `qkv [(H + 2 K) D]` float32, `cache [2, num_slots, K, D]`, `queries [H, D]` in the type that
-    tiles take.
-    """
-    num_kv_heads, size = cache.shape[2], cache.shape[3]
-    num_both = num_heads + num_kv_heads
-    has_bias = bias.shape[0] > 0
-    for head in range(num_both + num_kv_heads):
-        first, end = head * size, (head + 1) * size
-        one = qkv[first:end]
-        one_bias = bias[first:end] if has_bias else bias[0:0]
-        if head < num_heads:
-            _prepare_head(one, one_bias, query_norm, eps, cos, sin)
-            _store(one, bias[0:0], queries[head])
-        elif head < num_both:
-            _prepare_head(one, one_bias, key_norm, eps, cos, sin)
-            _store(one, bias[0:0], cache[0, slot, head - num_heads])
-        else:
-            _store(one, one_bias, cache[1, slot, head - num_both])
-
-
-@njit(**OPTIONS)
-def _attend_group(
-    queries: Any, kv_head: int, cache: Any, bf16: int | None, table: Any, block_size: int,
-    num_context: int, scale: Any, scores: Any, attended: Any, out: Any,
-) -> None:  # fmt: skip
-    """One position's query heads that share a key/value head: `queries`, `out` `[H, D]`."""
-    num_kv_heads, size = cache.shape[2], cache.shape[3]
-    group = queries.shape[0] // num_kv_heads
-    first = kv_head * group
-    attend(
-        queries[first:].ctypes.data, group, size, cache[0, 0, kv_head].ctypes.data,
-        cache[1, 0, kv_head].ctypes.data, bf16, num_kv_heads * size * cache.itemsize, table,
-        block_size, num_context, scale, scores, attended,
-    )  # fmt: skip
-    for head in range(group):
-        _store(attended[head], attended[head, 0:0], out[first + head])
-
-
-@njit(**OPTIONS)
-def _gate(gate_up: Any, bias: Any, inner: Any) -> None:
-    """`inner [I] = silu(gate) * up` of one row, `gate_up [2 I]`; `bias [2 I]` may be empty."""
-    size = inner.shape[0]
-    for i in range(bias.shape[0]):
-        gate_up[i] += bias[i]
-    for i in range(size):
-        # Past -87 a sigmoid is 0 to float32 anyway.
-        weight = np.float32(1) / (np.float32(1) + exp(min(-gate_up[i], np.float32(87))))
-        inner[i] = narrow(gate_up[i] * weight * gate_up[size + i], inner)
+@njit(**INLINE)
+def _start_phase(counters: int, kind: Any, num_inputs: int, model: Any, buffers: Any) -> None:
+    rows = chunk_rows(num_inputs)
+    num_chunks = -(-num_inputs // rows)
+    chunk = claim(counters, 0)
+    while chunk < num_chunks:
+        for m in range(chunk * rows, min((chunk + 1) * rows, num_inputs)):
+            start_row(kind, m, model, buffers)
+        finish(counters, 0)
+        chunk = claim(counters, 0)
+    wait_for(counters, 0, num_chunks)
 
 
 @njit(**OPTIONS)
 def _norm_phase(
-    counters: int, phase: int, num_inputs: int, hidden: Any, has_change: bool, change: Any,
-    bias: Any, weight: Any, eps: Any, normed: Any,
+    counters: int, phase: int, kind: Any, num_inputs: int, has_change: bool, bias: int,
+    bias_layer: int, norm: int, layer: int, model: Any, buffers: Any, member: Any,
 ) -> None:  # fmt: skip
-    """A phase of `_add_and_norm`, a chunk a row."""
-    added = hidden.shape[1] if has_change else 0
-    m = claim(counters, phase)
-    while m < num_inputs:
-        _add_and_norm(hidden[m], change[m, :added], bias[:added], weight, eps, normed[m])
+    """Add what the block before left, and normalise."""
+    rows = chunk_rows(num_inputs)
+    num_chunks = -(-num_inputs // rows)
+    chunk = claim(counters, phase)
+    while chunk < num_chunks:
+        for m in range(chunk * rows, min((chunk + 1) * rows, num_inputs)):
+            add_and_norm(
+                kind, m, has_change, bias, bias_layer, norm, layer, m, model, buffers, member
+            )
         finish(counters, phase)
-        m = claim(counters, phase)
-    wait_for(counters, phase, num_inputs)
+        chunk = claim(counters, phase)
+    wait_for(counters, phase, num_chunks)
 
 
 @njit(**OPTIONS)
-def forward_job(
-    counters: int, member: int, num_inputs: int, num_logits: int, bf16: int | None, weights: Any,
-    lm_head: int, embedding: Any, input_norms: Any, post_norms: Any, query_norms: Any,
-    key_norms: Any, final_norm: Any, qkv_bias: Any, output_bias: Any, gate_up_bias: Any,
-    down_bias: Any, frequencies: Any, attention_factor: Any, eps: Any, scale: Any, kv_cache: Any,
-    block_size: int, input_ids: Any, positions: Any, slots: Any, rows: Any, block_tables: Any,
-    logits_indices: Any, hidden: Any, normed: Any, queries: Any, attended: Any, heads: Any,
-    inner: Any, qkv: Any, gate_up: Any, change: Any, cos: Any, sin: Any, scores: Any, logits: Any,
+def _linear_phase(
+    counters: int, phase: int, kind: Any, weight: int, stride: int, num_rows: int, length: int,
+    x: int, scales: int, num_inputs: int, y: int, y_stride: int, model: Any, buffers: Any,
 ) -> None:  # fmt: skip
-    """Compute `T = num_inputs` positions, and the logits of `R` of them, as one member.
+    x_stride = length * tile_inputs(kind, x, 1).itemsize + buffers.row_padding
+    matmul_phase(
+        counters, phase, kind, weight, stride, num_rows, length, model.int8_group, x, x_stride,
+        scales, num_inputs, y, y_stride,
+    )  # fmt: skip
 
-    Weights by address in `weights [L, 4]` int64 and `lm_head`; norms `[L, E]` or `[L, D]` and
-    biases `[L, n]` float32, of width 0 where the family has none. `embedding [V, E]` and
-    `kv_cache [L, 2, num_slots, K, D]` are float32, or bfloat16 as uint16. The batch is int32:
-    `input_ids`, `positions`, `slots`, `rows [T]` (whose row of `block_tables [S, W]` a position
-    reads), `logits_indices [R]`. The rest is scratch, with rows up to `padded_rows(T)`:
-    `normed [., E]`, `queries`, `heads` `[., H, D]` and `inner [., I]` in the type that tiles take;
-    `hidden`, `change` `[., E]`, `qkv [., (H + 2 K) D]`, `gate_up [., 2 I]` float32; `cos`, `sin`
-    `[., D / 2]`; a member's own `attended [members, group, D]` and
-    `scores [members, padded group, longest context]`; `logits [padded R, V]` float32.
 
-    With `T = 0` no layer runs: `R` positions of the job before get their logits, for the first
-    time, from the `hidden` and `change` that it left.
-    """
-    num_heads, num_kv_heads, head_dim = heads.shape[1], kv_cache.shape[3], kv_cache.shape[4]
-    size, inner_size = hidden.shape[1], inner.shape[1]
-    m = claim(counters, 0)
-    while m < num_inputs:
-        _start_row(
-            input_ids[m], positions[m], embedding, frequencies, attention_factor, hidden[m],
-            cos[m], sin[m],
+@njit(**INLINE)
+def _heads_phase(
+    counters: int, phase: int, cache_kind: Any, layer: int, num_inputs: int, model: Any,
+    buffers: Any,
+) -> None:  # fmt: skip
+    rows = chunk_rows(num_inputs)
+    num_chunks = -(-num_inputs // rows)
+    chunk = claim(counters, phase)
+    while chunk < num_chunks:
+        for m in range(chunk * rows, min((chunk + 1) * rows, num_inputs)):
+            prepare_heads(cache_kind, layer, m, model, buffers)
+        finish(counters, phase)
+        chunk = claim(counters, phase)
+    wait_for(counters, phase, num_chunks)
+
+
+@njit(**OPTIONS)
+def _one_part(
+    cache_kind: Any, layer: int, tile: int, head: int, first: int, result: int, model: Any,
+    buffers: Any, member: Any,
+) -> None:  # fmt: skip
+    """A query tile and the part of its context that begins at `first`; see `attend_part`."""
+    group, size = model.heads_per_group, model.head_dim
+    start = int32s(buffers.tile_starts, tile + 1)[tile]
+    count = int32s(buffers.tile_sizes, tile + 1)[tile]
+    position = int32s(buffers.positions, start + 1)[start]
+    # The last position of the tile attends to all that the others do, and to itself.
+    num_seen = min(position + count - first, PART)
+    row = int32s(buffers.tile_rows, tile + 1)[tile]
+    table = int32s(buffers.tables + 4 * row * buffers.table_width, buffers.table_width)
+    key_groups = int64s(member.key_groups, PART // GROUP)
+    value_groups = int64s(member.value_groups, PART // GROUP)
+    half = buffers.cache_width * item_bytes(cache_kind)
+    keys = buffers.cache + 2 * layer * half
+    panel_stride = find_groups(
+        cache_kind, table, first, num_seen, buffers.block_size, head, model.num_kv_heads, size,
+        keys, keys + half, member.gathered, PART, key_groups, value_groups,
+    )  # fmt: skip
+    place = (head * buffers.query_rows + start) * group * size
+    queries = buffers.queries + place * tile_inputs(cache_kind, buffers.queries, 1).itemsize
+    attend_part(
+        cache_kind, queries, group, count * group, size, position, model.scale, first, num_seen,
+        key_groups, value_groups, panel_stride, member.scores, member.weights, result,
+    )  # fmt: skip
+
+
+@njit(**OPTIONS)
+def _write_heads(kind: Any, tile: int, head: int, result: int, model: Any, buffers: Any) -> None:
+    """What a query tile attended to, as the output projection reads it."""
+    group, size = model.heads_per_group, model.head_dim
+    start = int32s(buffers.tile_starts, tile + 1)[tile]
+    num_rows = int32s(buffers.tile_sizes, tile + 1)[tile] * group
+    length = model.num_kv_heads * group * size
+    for row in range(num_rows):
+        attended = finish_row(result, row, num_rows, size)
+        first = (head * group + row % group) * size
+        write_inputs(
+            kind, attended, first, buffers.heads, buffers.heads_scales, start + row // group,
+            length, model, buffers,
         )  # fmt: skip
-        finish(counters, 0)
-        m = claim(counters, 0)
-    wait_for(counters, 0, num_inputs)
-    phase = 1
-    num_layers = weights.shape[0] if num_inputs > 0 else 0
-    for layer in range(num_layers):
-        # Adds what the layer before left; the first layer has none before it.
-        _norm_phase(
-            counters, phase, num_inputs, hidden, layer > 0, change, down_bias[layer - 1],
-            input_norms[layer], eps, normed,
+
+
+@njit(**INLINE)
+def _attention_phase(
+    counters: int, phase: int, kind: Any, cache_kind: Any, layer: int, num_tiles: int, model: Any,
+    buffers: Any, member: Any,
+) -> None:  # fmt: skip
+    """A chunk is a query tile and a K/V head."""
+    num_chunks = num_tiles * model.num_kv_heads
+    chunk = claim(counters, phase)
+    while chunk < num_chunks:
+        # From the last on: the longest contexts of a prompt first, so that the end comes at once.
+        tile = num_tiles - 1 - chunk // model.num_kv_heads
+        head = chunk % model.num_kv_heads
+        count = int32s(buffers.tile_sizes, tile + 1)[tile]
+        start = int32s(buffers.tile_starts, tile + 1)[tile]
+        num_rows = count * model.heads_per_group
+        for first in range(0, int32s(buffers.positions, start + 1)[start] + count, PART):
+            result = member.result if first == 0 else member.newest
+            _one_part(cache_kind, layer, tile, head, first, result, model, buffers, member)
+            if first > 0:
+                merge(member.result, result, num_rows, model.head_dim, model.scale)
+        _write_heads(kind, tile, head, member.result, model, buffers)
+        finish(counters, phase)
+        chunk = claim(counters, phase)
+    wait_for(counters, phase, num_chunks)
+
+
+@njit(**INLINE)
+def _shared_attention_phases(
+    counters: int, phase: int, kind: Any, cache_kind: Any, layer: int, num_tiles: int,
+    num_parts: int, model: Any, buffers: Any, member: Any,
+) -> None:  # fmt: skip
+    """The same for a few decodes with long contexts: a chunk is a part; then they are merged."""
+    num_units = num_tiles * model.num_kv_heads
+    positions = int32s(buffers.positions, num_tiles)  # a tile is a position
+    unit_bytes = buffers.max_parts * buffers.part_bytes
+    chunk = claim(counters, phase)
+    while chunk < num_units * num_parts:
+        unit, part = chunk // num_parts, chunk % num_parts
+        tile, head = unit // model.num_kv_heads, unit % model.num_kv_heads
+        if part * PART <= positions[tile]:
+            result = buffers.parts + unit * unit_bytes + part * buffers.part_bytes
+            _one_part(cache_kind, layer, tile, head, part * PART, result, model, buffers, member)
+        finish(counters, phase)
+        chunk = claim(counters, phase)
+    wait_for(counters, phase, num_units * num_parts)
+    unit = claim(counters, phase + 1)
+    while unit < num_units:
+        tile, head = unit // model.num_kv_heads, unit % model.num_kv_heads
+        result = buffers.parts + unit * unit_bytes
+        for part in range(1, positions[tile] // PART + 1):
+            later = result + part * buffers.part_bytes
+            merge(result, later, model.heads_per_group, model.head_dim, model.scale)
+        _write_heads(kind, tile, head, result, model, buffers)
+        finish(counters, phase + 1)
+        unit = claim(counters, phase + 1)
+    wait_for(counters, phase + 1, num_units)
+
+
+@njit(**INLINE)
+def _gate_phase(
+    counters: int, phase: int, kind: Any, layer: int, num_inputs: int, model: Any, buffers: Any,
+    member: Any,
+) -> None:  # fmt: skip
+    rows = chunk_rows(num_inputs)
+    num_chunks = -(-num_inputs // rows)
+    chunk = claim(counters, phase)
+    while chunk < num_chunks:
+        for m in range(chunk * rows, min((chunk + 1) * rows, num_inputs)):
+            gate(kind, layer, m, model, buffers, member)
+        finish(counters, phase)
+        chunk = claim(counters, phase)
+    wait_for(counters, phase, num_chunks)
+
+
+@njit(**INLINE)
+def _layer_phases(
+    counters: int, phase: int, kind: Any, cache_kind: Any, layer: int, num_inputs: int,
+    num_tiles: int, num_parts: int, model: Any, buffers: Any, member: Any,
+) -> None:  # fmt: skip
+    """One decoder layer."""
+    size, inner_size = model.hidden_size, model.inner_size
+    kv_size = model.num_kv_heads * model.head_dim
+    heads_size = kv_size * model.heads_per_group
+    panels = int64s(model.panels + 32 * layer, 4)
+    # Adds what the layer before left; the first layer has none before it.
+    _norm_phase(
+        counters, phase, kind, num_inputs, layer > 0, model.down_bias, layer - 1,
+        model.input_norms, layer, model, buffers, member,
+    )  # fmt: skip
+    _linear_phase(
+        counters, phase + 1, kind, panels[QKV], model.qkv_stride, heads_size + 2 * kv_size, size,
+        buffers.normed, buffers.normed_scales, num_inputs, buffers.qkv,
+        4 * (heads_size + 2 * kv_size + FLOAT_PADDING), model, buffers,
+    )  # fmt: skip
+    _heads_phase(counters, phase + 2, cache_kind, layer, num_inputs, model, buffers)
+    if num_parts > 0:
+        _shared_attention_phases(
+            counters, phase + 3, kind, cache_kind, layer, num_tiles, num_parts, model, buffers,
+            member,
         )  # fmt: skip
-        matmul_phase(
-            counters, phase + 1, weights[layer, QKV], bf16, qkv.shape[1], size,
-            normed.ctypes.data, num_inputs, qkv.ctypes.data,
-        )  # fmt: skip
-        m = claim(counters, phase + 2)
-        while m < num_inputs:
-            _prepare_heads(
-                qkv[m], num_heads, qkv_bias[layer], query_norms[layer], key_norms[layer], eps,
-                cos[m], sin[m], kv_cache[layer], slots[m], queries[m],
-            )  # fmt: skip
-            finish(counters, phase + 2)
-            m = claim(counters, phase + 2)
-        wait_for(counters, phase + 2, num_inputs)
-        num_units = num_inputs * num_kv_heads
-        unit = claim(counters, phase + 3)
-        while unit < num_units:
-            m = unit // num_kv_heads
-            _attend_group(
-                queries[m], unit % num_kv_heads, kv_cache[layer], bf16, block_tables[rows[m]],
-                block_size, positions[m] + 1, scale, scores[member], attended[member], heads[m],
-            )  # fmt: skip
-            finish(counters, phase + 3)
-            unit = claim(counters, phase + 3)
-        wait_for(counters, phase + 3, num_units)
-        matmul_phase(
-            counters, phase + 4, weights[layer, OUTPUT], bf16, size, num_heads * head_dim,
-            heads.ctypes.data, num_inputs, change.ctypes.data,
-        )  # fmt: skip
-        _norm_phase(
-            counters, phase + 5, num_inputs, hidden, True, change, output_bias[layer],
-            post_norms[layer], eps, normed,
-        )  # fmt: skip
-        matmul_phase(
-            counters, phase + 6, weights[layer, GATE_UP], bf16, 2 * inner_size, size,
-            normed.ctypes.data, num_inputs, gate_up.ctypes.data,
-        )  # fmt: skip
-        m = claim(counters, phase + 7)
-        while m < num_inputs:
-            _gate(gate_up[m], gate_up_bias[layer], inner[m])
-            finish(counters, phase + 7)
-            m = claim(counters, phase + 7)
-        wait_for(counters, phase + 7, num_inputs)
-        matmul_phase(
-            counters, phase + 8, weights[layer, DOWN], bf16, size, inner_size,
-            inner.ctypes.data, num_inputs, change.ctypes.data,
-        )  # fmt: skip
-        phase += PHASES_PER_LAYER
-    if num_logits == 0:
-        return  # only prompts that were cut short: nothing is drawn, and no row is padded from none
+    else:
+        _attention_phase(
+            counters, phase + 3, kind, cache_kind, layer, num_tiles, model, buffers, member
+        )
+    _linear_phase(
+        counters, phase + 5, kind, panels[OUTPUT], model.output_stride, size, heads_size,
+        buffers.heads, buffers.heads_scales, num_inputs, buffers.change,
+        4 * (size + FLOAT_PADDING), model, buffers,
+    )  # fmt: skip
+    _norm_phase(
+        counters, phase + 6, kind, num_inputs, True, model.output_bias, layer, model.post_norms,
+        layer, model, buffers, member,
+    )  # fmt: skip
+    _linear_phase(
+        counters, phase + 7, kind, panels[GATE_UP], model.gate_up_stride, 2 * inner_size, size,
+        buffers.normed, buffers.normed_scales, num_inputs, buffers.gate_up,
+        4 * (2 * inner_size + FLOAT_PADDING), model, buffers,
+    )  # fmt: skip
+    _gate_phase(counters, phase + 8, kind, layer, num_inputs, model, buffers, member)
+    _linear_phase(
+        counters, phase + 9, kind, panels[DOWN], model.down_stride, size, inner_size,
+        buffers.inner, buffers.inner_scales, num_inputs, buffers.change,
+        4 * (size + FLOAT_PADDING), model, buffers,
+    )  # fmt: skip
+
+
+@njit(**INLINE)
+def _logits_phases(
+    counters: int, phase: int, kind: Any, num_logits: int, model: Any, buffers: Any, member: Any
+) -> None:
+    """The final norm and the output projection, of the wanted rows only."""
+    wanted = int32s(buffers.logits_of, num_logits)
     r = claim(counters, phase)
     while r < num_logits:
-        m = logits_indices[r]
-        _add_and_norm(
-            hidden[m], change[m], down_bias[weights.shape[0] - 1], final_norm, eps, normed[r]
-        )
+        add_and_norm(
+            kind, wanted[r], True, model.down_bias, model.num_layers - 1, model.final_norm, 0, r,
+            model, buffers, member,
+        )  # fmt: skip
         finish(counters, phase)
         r = claim(counters, phase)
     wait_for(counters, phase, num_logits)
-    matmul_phase(
-        counters, phase + 1, lm_head, bf16, logits.shape[1], size, normed.ctypes.data,
-        num_logits, logits.ctypes.data,
+    _linear_phase(
+        counters, phase + 1, kind, model.lm_head, model.lm_head_stride, model.logits_width,
+        model.hidden_size, buffers.normed, buffers.normed_scales, num_logits, buffers.logits,
+        4 * model.logits_width, model, buffers,
     )  # fmt: skip
+
+
+@njit(**INLINE)
+def forward_job(
+    counters: int, kind: Any, cache_kind: Any, num_inputs: int, num_logits: int, num_tiles: int,
+    num_parts: int, model: Any, buffers: Any, member: Any,
+) -> None:  # fmt: skip
+    """Compute `T = num_inputs` positions, and the logits of `R` of them, as one member.
+
+    The positions are `num_tiles` query tiles. With `num_parts` not 0 the tiles are of one position
+    each, none has more parts of context, and threads share these. With no positions this gives the
+    logits of others of the job before, from what that left. The kinds are numbers of the
+    types of the weights and of the cache. See `buffers` for the records.
+    """
+    _start_phase(counters, kind, num_inputs, model, buffers)
+    phase = 1
+    for layer in range(model.num_layers):
+        _layer_phases(
+            counters, phase, kind, cache_kind, layer, num_inputs, num_tiles, num_parts, model,
+            buffers, member,
+        )  # fmt: skip
+        phase += PHASES_PER_LAYER
+    if num_logits > 0:  # or else only prompts that were cut short, of which nothing is drawn
+        _logits_phases(counters, phase, kind, num_logits, model, buffers, member)

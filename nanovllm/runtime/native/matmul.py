@@ -1,43 +1,44 @@
-"""Matrix products for few inputs, by tiles: `y [M, N] = x [M, K] @ weight [N, K].T`.
+"""Matrix products by tiles: `y [M, N] = x [M, K] @ weight [N, K].T`, the weight in panels.
 
 Buffers are given as addresses, so that one compiled function serves every layer. Inputs and
 outputs have rows up to the next of 1, 2, 4 and the multiples of 8: the rows behind M are computed
 too, on whatever they hold, and never looked at.
 """
 
-from numba import njit
+from typing import Any
 
+from numba import njit
+from numba.extending import register_jitable
+
+from nanovllm.runtime.native.kinds import HAS_32_REGISTERS
+from nanovllm.runtime.native.options import INLINE, OPTIONS
+from nanovllm.runtime.native.panels import PANEL_ROWS
 from nanovllm.runtime.native.phases import claim, finish, wait_for
 from nanovllm.runtime.native.tiles import (
-    INPUTS_ARE_BF16,
-    ROWS_OF_EIGHT,
-    ROWS_OF_FOUR,
-    bf16_1x1,
-    bf16_1x2,
-    bf16_1x4,
-    bf16_1x8,
-    bf16_rx4,
-    bf16_rx8,
-    f32_1x1,
-    f32_1x2,
-    f32_1x4,
-    f32_1x8,
-    f32_rx4,
-    f32_rx8,
+    product_1x1,
+    product_1x2,
+    product_1x4,
+    product_1x8,
+    product_2x8,
 )
 
-LENGTH_MULTIPLE = 32
-"""`K` is a multiple of this: the values that the widest tile reads at a time."""
-
-CHUNK_BYTES = 2**17
+CHUNK_BYTES = 2**16
 """Weight bytes that a thread claims at a time: long runs stream well, short ones share well."""
 
-CHUNK_ROWS_MULTIPLE = 12
-"""So that whole tiles of 3 or of 4 rows fill a chunk."""
+MAX_CHUNK_INPUTS = 128
+"""Inputs of a chunk: so that many threads find enough chunks in a long prompt."""
 
-_OPTIONS = {"nogil": True, "error_model": "numpy"}
+INPUT_BYTES = 3 * 2**17
+"""And no more bytes of them than stay in a core's cache while panels stream by."""
+
+MANY_INPUTS = 16
+"""From so many inputs on a product is bound by arithmetic, and chunks are made small."""
+
+AHEAD_BYTES = 4096
+"""How far ahead of the reading weights are fetched."""
 
 
+@register_jitable
 def padded_rows(num_inputs: int) -> int:
     """Rows that the buffers of so many inputs have."""
     if num_inputs <= 2:
@@ -45,94 +46,102 @@ def padded_rows(num_inputs: int) -> int:
     return 4 if num_inputs <= 4 else -(-num_inputs // 8) * 8
 
 
-@njit(**_OPTIONS)
-def rows_times_inputs(
-    weight: int, stride: int, bf16: int | None, length: int, x: int, num_inputs: int, y: int,
-    y_stride: int, num_rows: int,
+@njit(**OPTIONS)
+def multiply(
+    kind: Any, weight: int, panel_stride: int, num_panels: int, length: int, group: int, x: int,
+    x_stride: int, scales: int, scales_stride: int, num_inputs: int, y: int, y_stride: int,
+    ahead: int,
 ) -> None:  # fmt: skip
-    """Multiply some weight rows with every input.
+    """Multiply some panels with every input.
 
     Args:
-        weight: Address of the first row.
-        stride: Bytes from one row to the next.
-        bf16: None if the weight is float32, 1 if it is bfloat16. Numba compiles only the branch
-            that the argument's type leaves.
+        kind: A number of the type of the weights; see `panels.kind_number`.
+        weight: Address of the first panel.
+        panel_stride: Bytes from one panel to the next.
+        num_panels: Panels to multiply.
         length: `K`.
-        x: Address of the inputs, bfloat16 where `INPUTS_ARE_BF16` and the weight is, else float32.
+        group: Values a scale, with int8.
+        x: Address of the inputs, in the type that the kind takes.
+        x_stride: Bytes from one input to the next.
+        scales: Address of the inputs' own scales, with int8.
+        scales_stride: Bytes from one input's scales to the next one's.
         num_inputs: `M`.
         y: Address of the output of the first row and the first input, float32.
         y_stride: Bytes from one input's outputs to the next one's.
-        num_rows: Weight rows to multiply.
+        ahead: How many bytes ahead of the reading panels are fetched.
     """
-    x_stride = length * (2 if bf16 is not None and INPUTS_ARE_BF16 else 4)
+    row_bytes = 4 * PANEL_ROWS
     if num_inputs == 1:
-        for n in range(num_rows):
-            w, to = weight + n * stride, y + 4 * n
-            if bf16 is not None:
-                bf16_1x1(w, stride, x, x_stride, to, y_stride, length)
-            else:
-                f32_1x1(w, stride, x, x_stride, to, y_stride, length)
+        for n in range(num_panels):
+            product_1x1(
+                kind, weight + n * panel_stride, 0, x, x_stride, scales, scales_stride,
+                y + n * row_bytes, y_stride, length, group, ahead,
+            )  # fmt: skip
     elif num_inputs == 2:
-        for n in range(num_rows):
-            w, to = weight + n * stride, y + 4 * n
-            if bf16 is not None:
-                bf16_1x2(w, stride, x, x_stride, to, y_stride, length)
-            else:
-                f32_1x2(w, stride, x, x_stride, to, y_stride, length)
-    elif num_inputs <= 4:
-        whole = num_rows // ROWS_OF_FOUR * ROWS_OF_FOUR
-        for n in range(0, whole, ROWS_OF_FOUR):
-            w, to = weight + n * stride, y + 4 * n
-            if bf16 is not None:
-                bf16_rx4(w, stride, x, x_stride, to, y_stride, length)
-            else:
-                f32_rx4(w, stride, x, x_stride, to, y_stride, length)
-        for n in range(whole, num_rows):
-            w, to = weight + n * stride, y + 4 * n
-            if bf16 is not None:
-                bf16_1x4(w, stride, x, x_stride, to, y_stride, length)
-            else:
-                f32_1x4(w, stride, x, x_stride, to, y_stride, length)
+        for n in range(num_panels):
+            product_1x2(
+                kind, weight + n * panel_stride, 0, x, x_stride, scales, scales_stride,
+                y + n * row_bytes, y_stride, length, group, ahead,
+            )  # fmt: skip
+    elif num_inputs <= 4 or not HAS_32_REGISTERS:
+        for n in range(num_panels):
+            for m in range(0, num_inputs, 4):
+                product_1x4(
+                    kind, weight + n * panel_stride, 0, x + m * x_stride, x_stride,
+                    scales + m * scales_stride, scales_stride, y + m * y_stride + n * row_bytes,
+                    y_stride, length, group, ahead,
+                )  # fmt: skip
     else:
-        whole = num_rows // ROWS_OF_EIGHT * ROWS_OF_EIGHT
-        for n in range(0, whole, ROWS_OF_EIGHT):
+        in_pairs = num_panels // 2 * 2
+        for n in range(0, in_pairs, 2):
             for m in range(0, num_inputs, 8):
-                w, of, to = weight + n * stride, x + m * x_stride, y + 4 * n + m * y_stride
-                if bf16 is not None:
-                    bf16_rx8(w, stride, of, x_stride, to, y_stride, length)
-                else:
-                    f32_rx8(w, stride, of, x_stride, to, y_stride, length)
-        for n in range(whole, num_rows):
+                product_2x8(
+                    kind, weight + n * panel_stride, panel_stride, x + m * x_stride, x_stride,
+                    scales + m * scales_stride, scales_stride, y + m * y_stride + n * row_bytes,
+                    y_stride, length, group, ahead,
+                )  # fmt: skip
+        if in_pairs < num_panels:
             for m in range(0, num_inputs, 8):
-                w, of, to = weight + n * stride, x + m * x_stride, y + 4 * n + m * y_stride
-                if bf16 is not None:
-                    bf16_1x8(w, stride, of, x_stride, to, y_stride, length)
-                else:
-                    f32_1x8(w, stride, of, x_stride, to, y_stride, length)
+                product_1x8(
+                    kind, weight + in_pairs * panel_stride, 0, x + m * x_stride, x_stride,
+                    scales + m * scales_stride, scales_stride,
+                    y + m * y_stride + in_pairs * row_bytes, y_stride, length, group, ahead,
+                )  # fmt: skip
 
 
-@njit(**_OPTIONS)
-def rows_of_chunk(stride: int) -> int:
-    """Weight rows that a thread claims at a time."""
-    rows = CHUNK_BYTES // stride // CHUNK_ROWS_MULTIPLE * CHUNK_ROWS_MULTIPLE
-    return max(rows, CHUNK_ROWS_MULTIPLE)
+@njit(**INLINE)
+def chunk_panels(panel_stride: int, num_inputs: int) -> int:
+    """Panels that a thread claims at a time, an even number."""
+    if num_inputs >= MANY_INPUTS:
+        return 2
+    return max(CHUNK_BYTES // panel_stride // 2 * 2, 2)
 
 
-@njit(**_OPTIONS)
+@njit(**INLINE)
 def matmul_phase(
-    counters: int, phase: int, weight: int, bf16: int | None, num_rows: int, length: int, x: int,
-    num_inputs: int, y: int,
+    counters: int, phase: int, kind: Any, weight: int, panel_stride: int, num_rows: int,
+    length: int, group: int, x: int, x_stride: int, scales: int, num_inputs: int, y: int,
+    y_stride: int,
 ) -> None:  # fmt: skip
-    """A phase that multiplies a whole weight, `[N, K]`; `y` is `[padded M, N]`."""
-    stride = length * (2 if bf16 is not None else 4)
-    chunk_rows = rows_of_chunk(stride)
-    num_chunks = -(-num_rows // chunk_rows)
+    """A phase that multiplies a whole weight; see `multiply`.
+
+    `num_rows` is N with its padding to whole panels.
+    """
+    num_panels = num_rows // PANEL_ROWS
+    scales_stride = 4 * length // group if group > 0 else 0
+    at_a_time = chunk_panels(panel_stride, num_inputs)
+    num_parts = -(-num_panels // at_a_time)
+    at_once = max(min(MAX_CHUNK_INPUTS, INPUT_BYTES // x_stride // 8 * 8), 8)
+    num_chunks = num_parts * -(-num_inputs // at_once)
     chunk = claim(counters, phase)
     while chunk < num_chunks:
-        first = chunk * chunk_rows
-        rows_times_inputs(
-            weight + first * stride, stride, bf16, length, x, num_inputs, y + 4 * first,
-            4 * num_rows, min(chunk_rows, num_rows - first),
+        # All panels with some inputs, then with the next: the inputs stay in the cache.
+        n, m = chunk % num_parts * at_a_time, chunk // num_parts * at_once
+        multiply(
+            kind, weight + n * panel_stride, panel_stride, min(at_a_time, num_panels - n), length,
+            group, x + m * x_stride, x_stride, scales + m * scales_stride, scales_stride,
+            min(at_once, num_inputs - m), y + m * y_stride + 4 * PANEL_ROWS * n, y_stride,
+            AHEAD_BYTES,
         )  # fmt: skip
         finish(counters, phase)
         chunk = claim(counters, phase)

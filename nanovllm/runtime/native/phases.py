@@ -15,6 +15,7 @@ from typing import Any
 from numba import njit
 
 from nanovllm.runtime.native.atomics import fetch_add, give_way, load, pause, store
+from nanovllm.runtime.native.options import OPTIONS
 
 NUM_SLOTS = 8
 """Jobs whose counters are kept: a helper that lags further behind is waited for."""
@@ -40,22 +41,20 @@ SPINS_BEFORE_SLEEP = 50_000
 SPINS_BEFORE_GIVING_WAY = 500
 """Looks for the end of a phase before letting the system run who holds the last chunk."""
 
-_OPTIONS = {"nogil": True, "error_model": "numpy"}
 
-
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def claim(counters: int, phase: int) -> int:
     """The next chunk of a phase; past the last one when none is left."""
     return fetch_add(counters + 8 * phase * PHASE_WIDTH, 1)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def finish(counters: int, phase: int) -> None:
     """Say that a claimed chunk is done."""
     fetch_add(counters + 8 * (phase * PHASE_WIDTH + LINE), 1)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def wait_for(counters: int, phase: int, num_chunks: int) -> None:
     """Wait until all chunks of a phase are done."""
     done = counters + 8 * (phase * PHASE_WIDTH + LINE)
@@ -67,7 +66,7 @@ def wait_for(counters: int, phase: int, num_chunks: int) -> None:
             give_way()
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def prepare_job(control: int, counters: Any) -> int:
     """Clear the counters of the next job's slot; returns the job's number.
 
@@ -83,13 +82,13 @@ def prepare_job(control: int, counters: Any) -> int:
     return number
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def post_job(control: int, number: int) -> None:
     """Let the helpers see the job of this number."""
     store(control + 8 * POSTED, number + 1)
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def await_job(control: int, member: int, number: int) -> int:
     """Wait for a job of this number or a later one; member 0 is the caller, 1 the first helper.
 

@@ -6,7 +6,7 @@ waits for a helper to wake: the caller does what nobody else has claimed, and th
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from nanovllm.runtime.native.phases import (
 )
 
 # Places in a job's description.
-NUM_INPUTS, NUM_LOGITS = range(2)
+NUM_INPUTS, NUM_LOGITS, NUM_TILES, NUM_PARTS = range(4)
 JOB_WIDTH = 8  # a cache line
 
 Int64Array = npt.NDArray[np.int64]
@@ -52,8 +52,8 @@ def _make_work(digest: int) -> Any:
 
     @njit(nogil=True, cache=True, error_model="numpy")
     def _work(
-        control: int, member: int, number: int, counters: Any, jobs: Any, job: Any,
-        bf16: int | None, arguments: Any,
+        control: int, member: int, number: int, counters: Any, jobs: Any, job: Any, kind: Any,
+        cache_kind: Any, model: Any, buffers: Any, member_buffers: Any,
     ) -> int:  # fmt: skip
         """What every member runs: one function, so that all of it is compiled once.
 
@@ -75,7 +75,10 @@ def _make_work(digest: int) -> Any:
                 number = awaited
             one = jobs[number % NUM_SLOTS]
             places = counters[number % NUM_SLOTS].ctypes.data
-            forward_job(places, member, one[NUM_INPUTS], one[NUM_LOGITS], bf16, *arguments)
+            forward_job(
+                places, kind, cache_kind, one[NUM_INPUTS], one[NUM_LOGITS], one[NUM_TILES],
+                one[NUM_PARTS], model, buffers, member_buffers,
+            )  # fmt: skip
             number += 1
             if member == 0:
                 return number
@@ -90,16 +93,24 @@ class Team:
     """A caller and its helpers, over the buffers of one model. One job at a time."""
 
     def __init__(
-        self, arguments: tuple[Any, ...], *, num_threads: int, num_layers: int, is_bf16: bool
+        self,
+        kinds: tuple[Any, Any],
+        model: Any,
+        buffers: Any,
+        members: Sequence[Any],
+        *,
+        num_layers: int,
     ) -> None:
         """Start the helpers.
 
         Args:
-            arguments: Of `forward_job`, from `weights` on.
-            num_threads: Members, the caller included.
+            kinds: Numbers of the types of the weights and of the cache.
+            model: The record `buffers.MODEL`.
+            buffers: The record `buffers.BUFFERS`.
+            members: A record `buffers.MEMBER` for each thread, the caller included.
             num_layers: Decoder layers, which say how many phases a job has.
-            is_bf16: Whether the weights and the cache are bfloat16, or else float32.
         """
+        num_threads = len(members)
         control: Int64Array = np.zeros(FIRST_HELPER + LINE * num_threads, np.int64)
         control[NUM_HELPERS] = num_threads - 1  # -1: the caller
         control[FIRST_HELPER:] = ASLEEP
@@ -109,15 +120,17 @@ class Team:
             np.zeros((NUM_SLOTS, num_phases(num_layers) * PHASE_WIDTH), np.int64),
             np.zeros((NUM_SLOTS, JOB_WIDTH), np.int64),
             self._job,
-            1 if is_bf16 else None,
-            arguments,
+            *kinds,
+            model,
+            buffers,
         )
+        self._caller = members[0]
         self._wake = [threading.Event() for _ in range(num_threads - 1)]
         # The threads hold what they work on and not the team, so a team that is dropped can end.
         threads = [
             threading.Thread(
                 target=_run_helper,
-                args=(member, event, control, self._arguments),
+                args=(member, event, control, (*self._arguments, members[member])),
                 name=f"nanovllm-{member}",
                 daemon=True,
             )
@@ -129,13 +142,18 @@ class Team:
         for thread in threads:
             thread.start()
 
-    def forward(self, num_inputs: int, num_logits: int) -> None:
-        """Run one job: `forward_job` over the arguments of this team."""
-        self._job[NUM_INPUTS], self._job[NUM_LOGITS] = num_inputs, num_logits
+    def forward(self, num_inputs: int, num_logits: int, num_tiles: int, num_parts: int) -> None:
+        """Run one job: `forward_job` over the buffers of this team."""
+        self._job[[NUM_INPUTS, NUM_LOGITS, NUM_TILES, NUM_PARTS]] = (
+            num_inputs,
+            num_logits,
+            num_tiles,
+            num_parts,
+        )
         for member, event in enumerate(self._wake, 1):
             if self._control[FIRST_HELPER + (member - 1) * LINE] == ASLEEP:
                 event.set()
-        _work(self._control.ctypes.data, 0, 0, *self._arguments)
+        _work(self._control.ctypes.data, 0, 0, *self._arguments, self._caller)
 
 
 def _run_helper(

@@ -1,306 +1,270 @@
-"""Dot products of a few weight rows with a few input rows at a time, as LLVM vector code.
+"""Vector code: a few weight rows times a few inputs at a time, with all sums kept in registers.
 
-A tile is R weight rows times M input rows: R * M accumulators that stay in registers while the
-rows are read once. Weight rows lie one after the other in memory, and while a tile is read, the
-same part of the next one is prefetched: with that, a tile of several rows streams as fast as one
-row does, and the arithmetic of several input rows hides behind the memory.
+A tile is P panels of 16 weight rows times M inputs: P * M registers of sums, while each weight is
+read once and each input value once. Sixteen sums at a time are enough to keep the multipliers of a
+CPU with AVX-512 busy all the time, and a panel read from one end to the other streams at the speed
+of the memory, so that up to 8 inputs take no longer than one.
 
-Two ways to multiply bfloat16: `vdpbf16ps`, where the CPU has AVX512-BF16, takes both sides as they
-are; elsewhere the bits are shifted into float32. Everything else is left to LLVM, which cuts the
-vectors to the CPU's own width.
+Every sum runs through its row in one order, whatever the tile: a row of a batch gets the same bits
+whoever its neighbours are.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-_F32, _I16, _I32, _I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-_LANES = 16
-_F32S = ir.VectorType(_F32, _LANES)
-_POINTER = ir.IntType(8).as_pointer()
+from nanovllm.runtime.native.kinds import (
+    F32,
+    F32S,
+    I8,
+    I32,
+    I32S,
+    I64,
+    LANES,
+    kind_of,
+    load,
+    multiply_add,
+    splat,
+    zeros,
+)
+
+CACHE_LINE = 64
+GROUPS_AHEAD = 4
+"""How many groups of positions ahead values are fetched: their panels do not follow each other."""
+
+SCALES_BYTES = 4 * LANES
+"""Of a group of int8 weights: a float32 for each row of the panel, in front of the group."""
+
+_POINTER = I8.as_pointer()
+Tile = Callable[..., None]
 
 
-def _cpu_features() -> str:
-    """LLVM's names of what the target CPU can do; Numba's own override comes first."""
-    features: str = config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
-    return features
+def _make_product(num_panels: int, num_inputs: int) -> Tile:
+    """An intrinsic that multiplies whole rows.
 
-
-HAS_BF16_DOT = "+avx512bf16" in _cpu_features()
-"""Whether the CPU multiplies bfloat16 pairs itself."""
-
-HAS_32_REGISTERS = "+avx512f" in _cpu_features() or "+neon" in _cpu_features()
-"""Whether a tile of 24 accumulators fits into the vector registers."""
-
-
-class _BFloat(ir.types.Type):  # type: ignore[misc]  # llvmlite has no types
-    """LLVM's bfloat, which llvmlite does not know; LLVM only needs the name."""
-
-    intrinsic_name = "bf16"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-
-class _Bf16Dot:
-    """Both sides bfloat16, 32 at a time, by `vdpbf16ps`."""
-
-    values_per_step, weight_bytes, input_bytes = 32, 2, 2
-    _vector = ir.VectorType(_BFloat(), 32)
-
-    def load_weight(self, b: Any, address: Any) -> Any:
-        return b.load(b.inttoptr(address, self._vector.as_pointer()), align=2)
-
-    load_input = load_weight
-
-    def step(self, b: Any, total: Any, weight: Any, x: Any) -> Any:
-        signature = ir.FunctionType(_F32S, [_F32S, self._vector, self._vector])
-        name = "llvm.x86.avx512bf16.dpbf16ps.512"
-        dot = cgutils.get_or_insert_function(b.module, signature, name)
-        return b.call(dot, [total, x, weight])
-
-
-class _Float32Dot:
-    """Both sides float32."""
-
-    values_per_step, weight_bytes, input_bytes = _LANES, 4, 4
-
-    def load_weight(self, b: Any, address: Any) -> Any:
-        return b.load(b.inttoptr(address, _F32S.as_pointer()), align=4)
-
-    load_input = load_weight
-
-    def step(self, b: Any, total: Any, weight: Any, x: Any) -> Any:
-        signature = ir.FunctionType(_F32S, [_F32S, _F32S, _F32S])
-        fma = cgutils.get_or_insert_function(b.module, signature, "llvm.fmuladd.v16f32")
-        return b.call(fma, [weight, x, total])
-
-
-class _Bf16Shift(_Float32Dot):
-    """Weights bfloat16, whose bits are the upper half of a float32; inputs float32."""
-
-    weight_bytes = 2
-
-    def load_weight(self, b: Any, address: Any) -> Any:
-        halves = ir.VectorType(_I16, _LANES)
-        words = ir.VectorType(_I32, _LANES)
-        loaded = b.load(b.inttoptr(address, halves.as_pointer()), align=2)
-        shifted = b.shl(b.zext(loaded, words), ir.Constant(words, [16] * _LANES))
-        return b.bitcast(shifted, _F32S)
-
-
-def _make_tile(num_rows: int, num_inputs: int, kind: Any) -> Callable[..., None]:
-    """An intrinsic `tile(weight, weight_stride, x, x_stride, y, y_stride, length)`.
-
-    All are int64: addresses, strides in bytes, and the length in values, a multiple of the kind's
-    `values_per_step`. Writes `num_inputs` rows of `num_rows` float32 dot products to `y`.
+    `tile(kind, panel, panel_stride, x, x_stride, scales, scales_stride, y, y_stride, length, group,
+    ahead)`: all but the first int64. `kind` is a number of the weights' type. Addresses, strides in
+    bytes between panels and between inputs; `length` in values, a multiple of 32. `scales` and
+    `group`, values a scale, are for int8 only. While a word is read, the one that many bytes
+    `ahead` is fetched. Writes M rows of 16 P float32 to `y`.
     """
 
     @intrinsic
     def tile(
-        _typing: Any, weight: Any, weight_stride: Any, x: Any, x_stride: Any, y: Any,
-        y_stride: Any, length: Any,
+        _typing: Any, kind: Any, panel: Any, panel_stride: Any, x: Any, x_stride: Any,
+        scales: Any, scales_stride: Any, y: Any, y_stride: Any, length: Any, group: Any, ahead: Any,
     ) -> Any:  # fmt: skip
+        how = kind_of(kind)
+
         def codegen(context: Any, b: Any, _signature: Any, arguments: Any) -> Any:
-            weight, weight_stride, x, x_stride, y, y_stride, length = arguments
-            weights = [b.add(weight, b.mul(weight_stride, _I64(i))) for i in range(num_rows)]
-            inputs = [b.add(x, b.mul(x_stride, _I64(i))) for i in range(num_inputs)]
-            next_tile = b.mul(weight_stride, _I64(num_rows))
-            before, loop = b.block, b.append_basic_block("loop")
-            after = b.append_basic_block("after")
-            b.branch(loop)
-            b.position_at_end(loop)
-            index = b.phi(_I64)
-            index.add_incoming(_I64(0), before)
-            totals = [b.phi(_F32S) for _ in range(num_rows * num_inputs)]
-            for total in totals:
-                total.add_incoming(ir.Constant(_F32S, [ir.Constant(_F32, 0.0)] * _LANES), before)
-            weight_offset = b.mul(index, _I64(kind.weight_bytes))
-            input_offset = b.mul(index, _I64(kind.input_bytes))
-            loaded = []
-            for address in weights:
-                here = b.add(address, weight_offset)
-                if num_rows > 1:  # the CPU's own prefetcher follows a single row by itself
-                    _prefetch(b, b.add(here, next_tile))
-                loaded.append(kind.load_weight(b, here))
-            sums = []
-            for place, address in enumerate(inputs):
-                value = kind.load_input(b, b.add(address, input_offset))
-                for row in range(num_rows):
-                    total = totals[place * num_rows + row]
-                    sums.append(kind.step(b, total, loaded[row], value))
-            following = b.add(index, _I64(kind.values_per_step))
-            index.add_incoming(following, loop)
-            for total, done in zip(totals, sums, strict=True):
-                total.add_incoming(done, loop)
-            b.cbranch(b.icmp_signed("<", following, length), loop, after)
-            b.position_at_end(after)
+            (_, panel, panel_stride, x, x_stride, scales, scales_stride, y, y_stride, length,
+             group, ahead) = arguments  # fmt: skip
+            panels = _rows(b, panel, panel_stride, num_panels)
+            inputs = _rows(b, x, x_stride, num_inputs)
             targets = [
-                b.add(b.add(y, b.mul(y_stride, _I64(place))), _I64(4 * row))
-                for place in range(num_inputs)
-                for row in range(num_rows)
+                b.add(row, I64(4 * LANES * place))
+                for row in _rows(b, y, y_stride, num_inputs)
+                for place in range(num_panels)
             ]
-            _store_sums(b, sums, targets)
+            starts = [zeros(how.sums)] * len(targets)
+            if how.sums == F32S:
+                sums = _products(b, how, panels, inputs, length, ahead, starts)
+                for target, total in zip(targets, sums, strict=True):
+                    _store(b, total, target)
+                return context.get_dummy_value()
+            # Sums of all groups so far: on the stack, as the rows of `y` may share cache lines.
+            totals = [cgutils.alloca_once_value(b, zeros(F32S)) for _ in targets]
+            input_scales = _rows(b, scales, scales_stride, num_inputs)
+            group_bytes = b.add(b.mul(group, I64(LANES * how.weight_bytes)), I64(SCALES_BYTES))
+
+            def one_group(index: Any, _: list[Any]) -> list[Any]:
+                here = [b.add(one, b.mul(group_bytes, index)) for one in panels]
+                words = [b.add(one, I64(SCALES_BYTES)) for one in here]
+                at = b.mul(b.mul(group, index), I64(how.input_dtype.itemsize))
+                sums = _products(
+                    b, how, words, [b.add(one, at) for one in inputs], group, ahead, starts
+                )
+                row_scales = [load(b, address, F32S, 4) for address in here]
+                place = 0
+                for address in input_scales:
+                    scale = load(b, b.add(address, b.mul(index, I64(4))), F32, 4)
+                    spread = splat(b, scale, F32S)
+                    for row_scale in row_scales:
+                        total, worth = b.sitofp(sums[place], F32S), b.fmul(row_scale, spread)
+                        before = b.load(totals[place])
+                        b.store(multiply_add(b, total, worth, before), totals[place])
+                        place += 1
+                return []
+
+            _for_range(b, b.udiv(length, group), 1, [], one_group)
+            for target, total in zip(targets, totals, strict=True):
+                _store(b, b.load(total), target)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), codegen
+        return types.void(kind, *[types.int64] * 11), codegen
 
     return tile
 
 
-def _prefetch(b: Any, address: Any) -> None:
-    """Ask for a cache line that is read soon. An address past the end does no harm."""
-    signature = ir.FunctionType(ir.VoidType(), [_POINTER, _I32, _I32, _I32])
-    prefetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0i8")
-    # For reading, kept in the outer caches, data.
-    b.call(prefetch, [b.inttoptr(address, _POINTER), _I32(0), _I32(2), _I32(1)])
+def _make_weighted_sum(num_panels: int, num_inputs: int) -> Tile:
+    """An intrinsic that adds up values over the positions of a context, each times its weight.
 
-
-def _store_sums(b: Any, vectors: list[Any], targets: list[Any]) -> None:
-    """Add up the lanes of each vector. Four at a time share the shuffles."""
-    while len(vectors) >= 4:
-        group, vectors = vectors[:4], vectors[4:]
-        low = _add_halves(b, group[0], group[1])
-        high = _add_halves(b, group[2], group[3])
-        both = _add_pairs(b, low, high)
-        eight = b.fadd(_shuffle(b, both, both, range(8)), _shuffle(b, both, both, range(8, 16)))
-        four = b.fadd(_shuffle(b, eight, eight, range(4)), _shuffle(b, eight, eight, range(4, 8)))
-        for lane in range(4):
-            target = b.inttoptr(targets.pop(0), _F32.as_pointer())
-            b.store(b.extract_element(four, _I32(lane)), target)
-    for vector in vectors:
-        signature = ir.FunctionType(_F32, [_F32, _F32S])
-        add = cgutils.get_or_insert_function(b.module, signature, "llvm.vector.reduce.fadd.v16f32")
-        total = b.call(add, [ir.Constant(_F32, -0.0), vector], fastmath=("reassoc",))
-        b.store(total, b.inttoptr(targets.pop(0), _F32.as_pointer()))
-
-
-def _add_halves(b: Any, first: Any, second: Any) -> Any:
-    """In each quarter of the lanes: two partial sums of `first` beside two of `second`."""
-    even = [lane for q in range(0, 16, 4) for lane in (q, q + 16, q + 1, q + 17)]
-    odd = [lane + 2 for lane in even]
-    return b.fadd(_shuffle(b, first, second, even), _shuffle(b, first, second, odd))
-
-
-def _add_pairs(b: Any, first: Any, second: Any) -> Any:
-    """In each quarter of the lanes: the sums of both pairs of `first`, then those of `second`."""
-    low = [lane for q in range(0, 16, 4) for lane in (q, q + 1, q + 16, q + 17)]
-    high = [lane + 2 for lane in low]
-    return b.fadd(_shuffle(b, first, second, low), _shuffle(b, first, second, high))
-
-
-def _shuffle(b: Any, first: Any, second: Any, lanes: Any) -> Any:
-    mask = list(lanes)
-    return b.shuffle_vector(first, second, ir.Constant(ir.VectorType(_I32, len(mask)), mask))
-
-
-BF16_KIND = _Bf16Dot() if HAS_BF16_DOT else _Bf16Shift()
-F32_KIND = _Float32Dot()
-
-INPUTS_ARE_BF16 = HAS_BF16_DOT
-"""Whether tiles of bfloat16 weights take bfloat16 inputs too; float32 otherwise."""
-
-# Measured on 2 cores with AVX512-BF16, all linear layers of SmolLM2-135M, in milliseconds: one row
-# at a time takes 8.7 for 1 input and 8.8 for 2, then 11.0 for 4 and 15.6 for 8; four rows 9.7 for
-# 4, three rows 9.6 for 8, 12.3 for 16 and 24 for 32. The memory alone takes 9.
-ROWS_OF_FOUR = 4 if HAS_32_REGISTERS else 1
-ROWS_OF_EIGHT = 3 if HAS_32_REGISTERS else 1
-
-bf16_1x1 = _make_tile(1, 1, BF16_KIND)
-bf16_1x2 = _make_tile(1, 2, BF16_KIND)
-bf16_1x4 = _make_tile(1, 4, BF16_KIND)
-bf16_1x8 = _make_tile(1, 8, BF16_KIND)
-bf16_rx4 = _make_tile(ROWS_OF_FOUR, 4, BF16_KIND)
-bf16_rx8 = _make_tile(ROWS_OF_EIGHT, 8, BF16_KIND)
-f32_1x1 = _make_tile(1, 1, F32_KIND)
-f32_1x2 = _make_tile(1, 2, F32_KIND)
-f32_1x4 = _make_tile(1, 4, F32_KIND)
-f32_1x8 = _make_tile(1, 8, F32_KIND)
-f32_rx4 = _make_tile(ROWS_OF_FOUR, 4, F32_KIND)
-f32_rx8 = _make_tile(ROWS_OF_EIGHT, 8, F32_KIND)
-
-_SUM_WIDTH = 2 * _LANES
-"""Value channels that `_make_weighted_sum` adds up at a time."""
-
-
-def _make_weighted_sum(num_heads: int, kind: Any) -> Callable[..., None]:
-    """An intrinsic `add(values, stride, weights, weights_stride, out, out_stride, count)`.
-
-    Adds to `out`, `num_heads` rows of 32 float32, the sum over `count` rows of 32 values, each
-    times its weight: what attention does with values. All int64: addresses, strides in bytes.
+    `add(kind, groups, offset, panel_stride, x, x_stride, y, y_stride, count)`: all but the first
+    int64. `groups` is the address of addresses, one for each 16 positions: `offset` bytes behind it
+    lie panels of 16 channels each, whose rows run over these positions. `x` are M rows of weights.
+    Writes M rows of 16 P float32, sums over the first `count` positions, to `y`. What lies behind
+    them is not looked at; but there are `GROUPS_AHEAD` more addresses behind those in use, of what
+    is fetched in advance.
     """
-    value_bytes = kind.weight_bytes
 
     @intrinsic
     def add(
-        _typing: Any, values: Any, stride: Any, weights: Any, weights_stride: Any, out: Any,
-        out_stride: Any, count: Any,
+        _typing: Any, kind: Any, groups: Any, offset: Any, panel_stride: Any, x: Any, x_stride: Any,
+        y: Any, y_stride: Any, count: Any,
     ) -> Any:  # fmt: skip
+        how = kind_of(kind)
+        word_bytes = LANES * how.unit * how.weight_bytes
+
         def codegen(context: Any, b: Any, _signature: Any, arguments: Any) -> Any:
-            values, stride, weights, weights_stride, out, out_stride, count = arguments
-            before, loop = b.block, b.append_basic_block("loop")
-            after = b.append_basic_block("after")
-            targets, starts = [], []
-            for head in range(num_heads):
-                for half in range(2):
-                    address = b.add(b.add(out, b.mul(out_stride, _I64(head))), _I64(half * 64))
-                    targets.append(b.inttoptr(address, _F32S.as_pointer()))
-                    starts.append(b.load(targets[-1], align=4))
-            b.branch(loop)
-            b.position_at_end(loop)
-            index = b.phi(_I64)
-            index.add_incoming(_I64(0), before)
-            totals = [b.phi(_F32S) for _ in targets]
-            for total, start in zip(totals, starts, strict=True):
-                total.add_incoming(start, before)
-            row = b.add(values, b.mul(stride, index))
-            halves = [
-                kind.load_weight(b, b.add(row, _I64(half * _LANES * value_bytes)))
-                for half in range(2)
-            ]
-            signature = ir.FunctionType(_F32S, [_F32S, _F32S, _F32S])
-            fma = cgutils.get_or_insert_function(b.module, signature, "llvm.fmuladd.v16f32")
-            sums = []
-            for head in range(num_heads):
-                place = b.add(
-                    b.add(weights, b.mul(weights_stride, _I64(head))), b.mul(index, _I64(4))
-                )
-                weight = b.load(b.inttoptr(place, _F32.as_pointer()), align=4)
-                single = b.insert_element(ir.Constant(_F32S, ir.Undefined), weight, _I32(0))
-                spread = _shuffle(b, single, single, [0] * _LANES)
-                sums += [
-                    b.call(fma, [halves[half], spread, totals[2 * head + half]])
-                    for half in range(2)
-                ]
-            following = b.add(index, _I64(1))
-            index.add_incoming(following, loop)
-            for total, done in zip(totals, sums, strict=True):
-                total.add_incoming(done, loop)
-            b.cbranch(b.icmp_signed("<", following, count), loop, after)
-            b.position_at_end(after)
-            for target, done in zip(targets, sums, strict=True):
-                b.store(done, target, align=4)
+            _, groups, offset, panel_stride, x, x_stride, y, y_stride, count = arguments
+            inputs = _rows(b, x, x_stride, num_inputs)
+
+            def panels_of(group: Any) -> list[Any]:
+                base = load(b, b.add(groups, b.mul(group, I64(8))), I64, 8)
+                return _rows(b, b.add(base, offset), panel_stride, num_panels)
+
+            def step(panels: list[Any], position: Any, sums: list[Any], mask: Any) -> list[Any]:
+                at = b.mul(position, I64(how.input_dtype.itemsize))
+                values = [how.load(b, address, mask) for address in panels]
+                done = []
+                for place, address in enumerate(inputs):
+                    weight = how.spread(b, b.add(address, at))
+                    for row, value in enumerate(values):
+                        done.append(how.step(b, sums[place * num_panels + row], value, weight))
+                return done
+
+            def whole_group(group: Any, sums: list[Any]) -> list[Any]:
+                panels, later = panels_of(group), panels_of(b.add(group, I64(GROUPS_AHEAD)))
+                for unit in range(LANES // how.unit):
+                    at = [b.add(address, I64(unit * word_bytes)) for address in panels]
+                    for address in later:
+                        _prefetch(b, b.add(address, I64(unit * word_bytes)))
+                    first = b.add(b.mul(group, I64(LANES)), I64(unit * how.unit))
+                    sums = step(at, first, sums, None)
+                return sums
+
+            starts = [zeros(F32S)] * (num_panels * num_inputs)
+            num_whole = b.lshr(count, I64(4))  # groups of LANES
+            sums = _for_range(b, num_whole, 1, starts, whole_group)
+
+            def one_unit(unit: Any, sums: list[Any]) -> list[Any]:
+                panels = panels_of(num_whole)
+                at = [b.add(address, b.mul(unit, I64(word_bytes))) for address in panels]
+                first = b.add(b.mul(num_whole, I64(LANES)), b.mul(unit, I64(how.unit)))
+                mask = None
+                if how.unit == 2:
+                    # The second of the last pair may be past the end, where anything lies.
+                    inside = b.icmp_signed("<", b.add(first, I64(1)), count)
+                    mask = splat(b, b.select(inside, I32(0xFFFFFFFF), I32(0xFFFF)), I32S)
+                return step(at, first, sums, mask)
+
+            rest = b.and_(count, I64(LANES - 1))
+            num_units = b.lshr(b.add(rest, I64(how.unit - 1)), I64(how.unit - 1))
+            sums = _for_range(b, num_units, 1, sums, one_unit)
+            place = 0
+            for row in _rows(b, y, y_stride, num_inputs):
+                for panel in range(num_panels):
+                    _store(b, sums[place], b.add(row, I64(4 * LANES * panel)))
+                    place += 1
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), codegen
+        return types.void(kind, *[types.int64] * 8), codegen
 
     return add
 
 
-bf16_sum_1 = _make_weighted_sum(1, _Bf16Shift())
-bf16_sum_2 = _make_weighted_sum(2, _Bf16Shift())
-bf16_sum_4 = _make_weighted_sum(4, _Bf16Shift())
-f32_sum_1 = _make_weighted_sum(1, F32_KIND)
-f32_sum_2 = _make_weighted_sum(2, F32_KIND)
-f32_sum_4 = _make_weighted_sum(4, F32_KIND)
+def _products(
+    b: Any, how: Any, panels: list[Any], inputs: list[Any], length: Any, ahead: Any,
+    starts: list[Any],
+) -> list[Any]:  # fmt: skip
+    """Sums over `length` values of every panel times every input, input by input."""
+    word_bytes = LANES * how.unit * how.weight_bytes
+    words = CACHE_LINE // word_bytes
+
+    def one_line(index: Any, sums: list[Any]) -> list[Any]:
+        line = b.mul(index, I64(CACHE_LINE))
+        at = b.mul(index, I64(words * how.unit * how.input_dtype.itemsize))
+        for address in panels:
+            _prefetch(b, b.add(b.add(address, line), ahead))
+        for word in range(words):
+            weights = [
+                how.load(b, b.add(b.add(address, line), I64(word * word_bytes)))
+                for address in panels
+            ]
+            done = []
+            for place, address in enumerate(inputs):
+                here = b.add(b.add(address, at), I64(word * how.unit * how.input_dtype.itemsize))
+                x = how.spread(b, here)
+                for row, weight in enumerate(weights):
+                    done.append(how.step(b, sums[place * len(panels) + row], weight, x))
+            sums = done
+        return sums
+
+    num_lines = b.udiv(length, I64(words * how.unit))
+    return _for_range(b, num_lines, 1, starts, one_line)
+
+
+def _for_range(
+    b: Any, stop: Any, step: int, carried: list[Any],
+    body: Callable[[Any, list[Any]], list[Any]],
+) -> list[Any]:  # fmt: skip
+    """Repeat `body(index, carried) -> carried` for index from 0 below `stop`."""
+    before, head = b.block, b.append_basic_block("head")
+    inside, after = b.append_basic_block("inside"), b.append_basic_block("after")
+    b.branch(head)
+    b.position_at_end(head)
+    index = b.phi(I64)
+    index.add_incoming(I64(0), before)
+    values = [b.phi(value.type) for value in carried]
+    for value, start in zip(values, carried, strict=True):
+        value.add_incoming(start, before)
+    b.cbranch(b.icmp_signed("<", index, stop), inside, after)
+    b.position_at_end(inside)
+    done = body(index, values)
+    index.add_incoming(b.add(index, I64(step)), b.block)
+    for value, one in zip(values, done, strict=True):
+        value.add_incoming(one, b.block)
+    b.branch(head)
+    b.position_at_end(after)
+    return values
+
+
+def _rows(b: Any, start: Any, stride: Any, count: int) -> list[Any]:
+    return [b.add(start, b.mul(stride, I64(place))) for place in range(count)]
+
+
+def _store(b: Any, value: Any, address: Any) -> None:
+    b.store(value, b.inttoptr(address, F32S.as_pointer()), align=4)
+
+
+def _prefetch(b: Any, address: Any) -> None:
+    """Ask for a cache line that is read soon. An address past the end does no harm."""
+    signature = ir.FunctionType(ir.VoidType(), [_POINTER, I32, I32, I32])
+    prefetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0i8")
+    # For reading, kept in the outer caches, data.
+    b.call(prefetch, [b.inttoptr(address, _POINTER), I32(0), I32(2), I32(1)])
+
+
+product_1x1 = _make_product(1, 1)
+product_1x2 = _make_product(1, 2)
+product_1x4 = _make_product(1, 4)
+product_1x8 = _make_product(1, 8)
+product_2x8 = _make_product(2, 8)
+sum_2x1 = _make_weighted_sum(2, 1)
+sum_2x2 = _make_weighted_sum(2, 2)
+sum_2x4 = _make_weighted_sum(2, 4)
+sum_2x8 = _make_weighted_sum(2, 8)

@@ -10,17 +10,18 @@ import pytest
 pytest.importorskip("numba", reason="the native backend needs Numba")
 
 SCRIPT = """
-from nanovllm.runtime.native import tiles
-assert not tiles.HAS_BF16_DOT and not tiles.HAS_32_REGISTERS
+from nanovllm.runtime.native import kinds
+assert not (kinds.HAS_BF16_DOT or kinds.HAS_INT16_DOT or kinds.HAS_32_REGISTERS)
 from tests.engines import greedy, random_prompts, tiny_llm
 from tests.checkpoints import greedy_tokens
 prompts = random_prompts(5)
 with tiny_llm("qwen3", attention_backend="native") as llm:
     outputs = llm.generate(prompts, greedy(6))
 assert [o.token_ids for o in outputs] == [greedy_tokens("qwen3", p, 6) for p in prompts]
-with tiny_llm("qwen3", attention_backend="native", dtype="bfloat16") as llm:
-    outputs = llm.generate(prompts, greedy(6))
-assert all(len(o.token_ids) == 6 and o.error is None for o in outputs)
+for dtype in ("bfloat16", "int8"):
+    with tiny_llm("qwen3", attention_backend="native", dtype=dtype) as llm:
+        outputs = llm.generate(prompts, greedy(6))
+    assert all(len(o.token_ids) == 6 and o.error is None for o in outputs)
 print("fine")
 """
 

@@ -7,16 +7,25 @@ import numpy as np
 import pytest
 import torch
 
-from tests.checkpoints import FAMILIES, VOCAB_SIZE, reference_model
+from tests.checkpoints import FAMILIES, VOCAB_SIZE, checkpoint_folder, reference_model
 from tests.model.paged_model import BLOCK_SIZE, NUM_BLOCKS, kv_cache, load, make_batch, run
 
 pytest.importorskip("numba", reason="the native backend needs Numba")
 
 from nanovllm.model.config import read_model_config  # after the skip
 from nanovllm.model.linear import PlainLinear  # as above
+from nanovllm.model.safetensors_checkpoint import open_folder  # as above
+from nanovllm.runtime.native.loading import load_in_panels  # as above
+from nanovllm.runtime.native.panels import PanelLinear  # as above
 from nanovllm.runtime.native.program import NativeProgram, native_obstacle  # as above
 
 MAX_TOKENS = 64
+
+
+def load_panels(name, dtype, *, int8=False):
+    checkpoint = open_folder(checkpoint_folder(name))
+    config = read_model_config(checkpoint.config, source=checkpoint.source)
+    return load_in_panels(checkpoint, config, dtype=dtype, int8=int8)
 
 
 @pytest.fixture
@@ -24,8 +33,8 @@ def make_program():
     """Programs whose threads end with the test."""
     programs = []
 
-    def make(name, dtype=torch.float32, num_threads=2):
-        decoder = load(name, dtype, make_linear=PlainLinear)
+    def make(name, dtype=torch.float32, num_threads=2, int8=False):
+        decoder = load_panels(name, dtype, int8=int8)
         cache = kv_cache(decoder, dtype)
         program = NativeProgram(
             decoder,
@@ -121,6 +130,38 @@ def test_bfloat16_is_as_near_to_float32_as_torch_in_bfloat16_is(make_program, na
     assert error(native) < max(0.02, 1.2 * error(in_torch))
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_int8_adds_little_to_the_rounding_of_its_weights(make_program, name):
+    """Beside torch in bfloat16 with the very weights that int8 leaves."""
+    rows = random_rows(3, 2, seed=8)
+    program = make_program(name, torch.bfloat16, int8=True)
+    warm(program, rows)
+    native = program.run(make_batch(rows))
+    rounded = load(
+        name,
+        torch.float32,
+        make_linear=lambda weight, bias: PlainLinear(
+            PanelLinear(weight.bfloat16(), bias, int8_group=32).unpacked(), bias
+        ),
+    )
+    tied = rounded.config.tie_word_embeddings
+    embedding = (
+        rounded.lm_head.weight
+        if tied
+        else PanelLinear(rounded.embedding.bfloat16(), None, int8_group=32).unpacked()
+    )
+    rounded = attrs.evolve(rounded, embedding=embedding)
+    cache = kv_cache(rounded)
+    for tokens, start, blocks in rows:
+        if start:
+            run(rounded, cache, make_batch([(tokens[:start], 0, blocks)]))
+    batch = make_batch(rows)
+    expected = run(rounded, cache, batch)[torch.from_numpy(batch.logits_indices.astype(np.int64))]
+
+    # K/V in bfloat16 and inputs of 16 bits are all that is left.
+    assert (native - expected).abs().mean() < 0.01 * expected.abs().mean()
+
+
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
 def test_the_bits_do_not_depend_on_who_does_the_work(make_program, num_threads):
     """More threads than cores, so that some are always put aside."""
@@ -162,12 +203,12 @@ def test_closing_ends_the_threads_and_may_be_repeated(make_program):
 @pytest.mark.parametrize("num_tokens", [1, 3, 9])
 def test_a_batch_that_draws_nothing_writes_no_logits(make_program, num_tokens):
     program = make_program("llama")
-    program._logits[:] = 7
+    program._memory.logits[:] = 7
     batch = make_batch([(list(range(num_tokens)), 0, [0, 1, 2])])
     logits = program.run(attrs.evolve(batch, logits_indices=batch.logits_indices[:0]))
 
     assert logits.shape == (0, VOCAB_SIZE)
-    assert (program._logits == 7).all()
+    assert (program._memory.logits == 7).all()
 
 
 class GuardedNumpy:
@@ -206,14 +247,15 @@ class GuardedNumpy:
 def test_nothing_is_written_beside_the_buffers(monkeypatch, max_num_seqs, max_num_batched_tokens):
     from nanovllm import LLM
     from nanovllm.runtime import kv_cache as kv_cache_module
-    from nanovllm.runtime.native import program as program_module
+    from nanovllm.runtime.native import memory as memory_module
     from nanovllm.runtime.native import team as team_module
     from tests.checkpoints import checkpoint_folder
     from tests.engines import greedy, random_prompts
 
     guarded = GuardedNumpy()
-    for module in (program_module, team_module, kv_cache_module):
-        monkeypatch.setattr(module, "np", guarded)
+    monkeypatch.setattr(team_module, "np", guarded)
+    for module in (memory_module, kv_cache_module):
+        monkeypatch.setattr(module, "lazy_zeros", guarded.zeros)
     for name in ("mistral", "qwen3"):  # groups of 4 and of 2
         with LLM(
             checkpoint_folder(name),
