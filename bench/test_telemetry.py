@@ -85,7 +85,8 @@ class SteppingEngine:
         ends = []
         due = time.perf_counter()
         for _ in range(num_steps):
-            due += STEP_S
+            # Whoever was frozen for a while does not make up for it by steps without a length.
+            due = max(due + STEP_S, time.perf_counter())
             while (left := due - time.perf_counter()) > 0:
                 time.sleep(min(left, 2e-4))
             for hook in self._hooks:

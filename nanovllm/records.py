@@ -52,7 +52,7 @@ class StepRecord:
         num_running: Sequences running after it.
         num_free_blocks: Free K/V blocks after it.
         num_used_blocks: K/V blocks in use after it.
-        num_cached_blocks: Free blocks after it that still hold a known prefix.
+        num_cached_blocks: Blocks after it that hold a known prefix, in use or free.
         num_preempted: Sequences that lost their blocks in it.
         mode: "replay" of a captured graph, "eager", or "native" on a CPU.
         bucket: Rows that the captured graph ran, pads included; None if it was no replay.

@@ -8,6 +8,11 @@ that `nanovllm` exists:
             llm.generate(prompts)
     recorder.report().to_html("run.html")
 
+An app that is scraped by Prometheus gets `/metrics` from the same recorder:
+
+    with serve(port=9100) as metrics, Recorder(llm, sinks=[metrics]):  # telemetry.sinks.prometheus
+        ...
+
 `import telemetry` loads neither torch nor pynvml.
 """
 

@@ -22,8 +22,8 @@ class MemoryFacts:
         graphs: "captures", each with "bucket", "pool_bytes" and "driver_bytes".
         values: Sensor's name -> value; `torch.allocated_peak_bytes` of the whole run.
         reasons: Sensor's name -> why it has no value.
-        touched_blocks: The largest share of the K/V blocks that were in use or cached at once,
-            from 0 to 1; None if not known.
+        touched_blocks: The share of the K/V blocks that were written at some time, from 0 to 1;
+            None if not known.
     """
 
     device: Facts
@@ -190,21 +190,27 @@ class _Builder:
         untold = "the engine does not tell"
         weights, kv_cache = memory.get("weights_bytes"), memory.get("kv_cache_bytes")
         self.row("weights", "Weights", weights, "as the engine counts them", untold)
+        if resident == 0 and kv_cache is not None:
+            why = "no step ended with a block in use: what was written is in the row below"
+            self.row("kv_cache", "K/V cache", None, "", why, is_elsewhere=True)
+            return weights, None
         source = "as the engine counts it"
         if resident is not None and kv_cache is not None:
             kv_cache = round(kv_cache * resident)
-            source = "the share of its blocks in use or cached at once, at most, while recording"
+            source = "the share of its blocks that held something at once, while recording"
         self.row("kv_cache", "K/V cache", kv_cache, source, untold, estimate=resident is not None)
         return weights, kv_cache
 
     def graph_rows(self) -> tuple[int, int]:
         """Rows of the captured graphs by bucket; bytes in pools, and bytes outside of torch."""
+        captures = self.facts.graphs.get("captures") or ()
         pools: dict[Any, int] = {}
-        driver = 0
-        for capture in self.facts.graphs.get("captures") or ():
+        for capture in captures:
             bucket = capture.get("bucket")
             pools[bucket] = pools.get(bucket, 0) + int(capture.get("pool_bytes") or 0)
-            driver += int(capture.get("driver_bytes") or 0)
+        parts = [capture.get("driver_bytes") for capture in captures]
+        is_known = all(part is not None for part in parts)
+        driver = sum(map(int, parts)) if is_known else 0
         for bucket, num_bytes in pools.items():
             self.row(
                 f"graph_pool_{bucket}",
@@ -216,8 +222,10 @@ class _Builder:
             self.row(
                 "graph_driver",
                 "Graphs, the driver's part",
-                driver,
+                driver if is_known else None,
                 "growth of the driver's count at the captures, less torch's",
+                "the captures did not measure it: it stays in the row of the context",
+                is_elsewhere=self.value("nvml.process_memory_bytes") is not None,
             )
         return sum(pools.values()), driver
 

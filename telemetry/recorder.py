@@ -3,7 +3,7 @@
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import attrs
 
 from telemetry.errors import TelemetryError
+from telemetry.feed import LiveSink
 from telemetry.providers.base import Tier
 from telemetry.records import ObserverEffect, Overhead, Value
 from telemetry.run import Run
@@ -43,6 +44,8 @@ class Recorder:
         mode: "off", "edges" or "live".
         period_s: Time between two samples in mode "live", in seconds.
         max_memory_bytes: Bound on a run that is kept in memory.
+        sinks: Who else gets the steps and, in mode "live", the samples, about each second and from
+            a thread of the recorder's: such as `telemetry.sinks.prometheus.Metrics`.
 
     Raises:
         TelemetryError: An argument is not usable.
@@ -56,6 +59,7 @@ class Recorder:
         mode: Mode = "live",
         period_s: float = 0.1,
         max_memory_bytes: int = 64 << 20,
+        sinks: Sequence[LiveSink] = (),
     ) -> None:
         _check(path, mode, period_s)
         self._engine = engine
@@ -63,6 +67,7 @@ class Recorder:
         self._mode = mode
         self._period_s = float(period_s)
         self._max_memory_bytes = max_memory_bytes
+        self._sinks = tuple(sinks)
         self._pid = os.getpid()
         self._session: Session | None = None
         self._is_closed = False
@@ -85,7 +90,11 @@ class Recorder:
             JsonlMemory(self._max_memory_bytes) if self._path is None else JsonlFile(self._path)
         )
         self._session = Session(
-            self._engine, sink, is_live=self._mode == "live", period_s=self._period_s
+            self._engine,
+            sink,
+            is_live=self._mode == "live",
+            period_s=self._period_s,
+            live_sinks=self._sinks,
         )
 
     def close(self) -> None:

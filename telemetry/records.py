@@ -117,7 +117,7 @@ class Step:
         num_running: Sequences running after it.
         num_free_blocks: K/V blocks free after it.
         num_used_blocks: K/V blocks held by sequences after it.
-        num_cached_blocks: Free blocks that still hold a known prefix.
+        num_cached_blocks: K/V blocks that hold a known prefix after it, in use or free.
         num_preempted: Sequences that lost their blocks in it.
         mode: "replay" (a captured graph), "eager" or "native".
         bucket: Rows that the captured program ran, pads included; None when not a replay.
@@ -195,7 +195,8 @@ class Event:
         t_ns: When (for what lasts: when it began).
         kind: "gc" (data: "duration_ns", "generation"), "pause", "resume", "device_lost" (data:
             "reason"), "sensor_off" (data: "sensor", "reason"), "late" (data: "num_ticks": samples
-            skipped because the thread was not run in time), "dropped" (data: "what", "num").
+            skipped because the thread was not run in time), "dropped" (data: "what", "num"),
+            "sink_off" (data: "sink", "reason": it raised, and gets nothing more).
         data: What else is known.
     """
 

@@ -26,30 +26,36 @@ IntColumn: TypeAlias = "array[int]"
 
 
 def int_column() -> IntColumn:
-    """An empty column of 64-bit integers; `numpy.frombuffer(column, "int64")` shares its memory."""
+    """An empty column of 64-bit integers, for times."""
     return array("q")
+
+
+def count_column() -> IntColumn:
+    """An empty column of 32-bit integers."""
+    return array("i")
 
 
 @attrs.define
 class StepTable:
     """Steps by column, `[N]` each, in order; the columns are the fields of `Step`.
 
-    Iterating gives `Step`s, and so does an index.
+    Iterating gives `Step`s, and so does an index. `numpy.asarray` of a column of integers shares
+    its memory.
     """
 
     index: IntColumn = attrs.field(factory=int_column)
     t0_ns: IntColumn = attrs.field(factory=int_column)
     t1_ns: IntColumn = attrs.field(factory=int_column)
-    num_rows: IntColumn = attrs.field(factory=int_column)
-    num_decode_tokens: IntColumn = attrs.field(factory=int_column)
-    num_prefill_tokens: IntColumn = attrs.field(factory=int_column)
-    num_prefix_hit_tokens: IntColumn = attrs.field(factory=int_column)
-    num_waiting: IntColumn = attrs.field(factory=int_column)
-    num_running: IntColumn = attrs.field(factory=int_column)
-    num_free_blocks: IntColumn = attrs.field(factory=int_column)
-    num_used_blocks: IntColumn = attrs.field(factory=int_column)
-    num_cached_blocks: IntColumn = attrs.field(factory=int_column)
-    num_preempted: IntColumn = attrs.field(factory=int_column)
+    num_rows: IntColumn = attrs.field(factory=count_column)
+    num_decode_tokens: IntColumn = attrs.field(factory=count_column)
+    num_prefill_tokens: IntColumn = attrs.field(factory=count_column)
+    num_prefix_hit_tokens: IntColumn = attrs.field(factory=count_column)
+    num_waiting: IntColumn = attrs.field(factory=count_column)
+    num_running: IntColumn = attrs.field(factory=count_column)
+    num_free_blocks: IntColumn = attrs.field(factory=count_column)
+    num_used_blocks: IntColumn = attrs.field(factory=count_column)
+    num_cached_blocks: IntColumn = attrs.field(factory=count_column)
+    num_preempted: IntColumn = attrs.field(factory=count_column)
     mode: list[str] = attrs.field(factory=list)
     bucket: list[int | None] = attrs.field(factory=list)
     fallback: list[str | None] = attrs.field(factory=list)

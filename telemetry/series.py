@@ -4,26 +4,29 @@ Pure. A series is two sequences of one length: times that never fall, and values
 that the reading was not available. Times are in seconds unless a name says otherwise.
 """
 
-import statistics
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 import attrs
+import numpy as np
+
+from telemetry.stats import Floats
 
 Values = Sequence[float | None]
+Readable: TypeAlias = Values | Floats
 
 MIN_COUNTER_STEPS = 20
 METHODS_DISAGREE = 0.1  # the two ways to measure energy differ by more than a tenth
 
 
-def as_of(times: Sequence[float], at: float) -> int | None:
+def as_of(times: Sequence[float] | Floats, at: float) -> int | None:
     """Position of the last reading made at `at` or before; None if there is none.
 
     Readings are joined on when they were complete (`t1`): one that was still being made at `at`
     was not known yet.
     """
-    position = bisect_right(times, at) - 1
+    position = int(np.searchsorted(times, at, "right")) - 1
     return position if position >= 0 else None
 
 
@@ -33,16 +36,17 @@ def available(times: Sequence[float], values: Values) -> tuple[list[float], list
     return [t for t, _ in pairs], [v for _, v in pairs]
 
 
-def held_mean(times: Sequence[float], values: Sequence[float], end: float) -> float | None:
+def held_mean(
+    times: Sequence[float] | Floats, values: Sequence[float] | Floats, end: float
+) -> float | None:
     """Time-weighted mean of a value that holds from its time until the next, the last until `end`.
 
     This suits what changes at steps, such as the blocks in use. None if no time passes.
     """
-    if not times or end <= times[0]:
+    if not len(times) or end <= times[0]:
         return None
-    ends = [*times[1:], end]
-    area = sum(v * (e - t) for t, e, v in zip(times, ends, values, strict=True))
-    return area / (end - times[0])
+    held = np.diff(np.asarray(times, np.float64), append=end)
+    return float(np.sum(held * np.asarray(values)) / (end - times[0]))
 
 
 def integral(times: Sequence[float], values: Sequence[float]) -> float:
@@ -73,7 +77,7 @@ class Band:
 
 
 def bands(
-    times: Sequence[float], values: Values, start: float, end: float, num_columns: int
+    times: Readable, values: Readable, start: float, end: float, num_columns: int
 ) -> tuple[Band | None, ...]:
     """Reduce a series to minimum, median and maximum per column, so that no outlier is lost.
 
@@ -87,17 +91,19 @@ def bands(
     Returns:
         `[num_columns]`; None where no reading falls into the column.
     """
-    columns: list[list[float]] = [[] for _ in range(num_columns)]
+    at, readings = np.asarray(times, np.float64), np.asarray(values, np.float64)
+    # What was not available is NaN now.
+    kept = (at >= start) & (at <= end) & ~np.isnan(readings)
+    at, readings = at[kept], readings[kept]
     width = (end - start) / num_columns
-    first, last = bisect_left(times, start), bisect_right(times, end)
-    for i in range(first, last):
-        value = values[i]
-        if value is not None:
-            # A reading at `end` itself belongs to the last column.
-            column = int((times[i] - start) / width) if width > 0 else 0
-            columns[min(column, num_columns - 1)].append(value)
+    column_of = ((at - start) / width).astype(np.int64) if width > 0 else np.zeros(len(at))
+    # A reading at `end` itself belongs to the last column. Times rise, and so do columns.
+    firsts = np.searchsorted(np.minimum(column_of, num_columns - 1), np.arange(num_columns + 1))
+    columns = [readings[first:past] for first, past in pairwise(firsts.tolist())]
     return tuple(
-        Band(min(column), statistics.median(column), max(column)) if column else None
+        Band(float(column.min()), float(np.median(column)), float(column.max()))
+        if len(column)
+        else None
         for column in columns
     )
 

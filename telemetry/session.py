@@ -12,6 +12,7 @@ import attrs
 
 from telemetry.clock import anchor, now_ns
 from telemetry.errors import DeviceLostError, TelemetryError
+from telemetry.feed import LiveSink
 from telemetry.ledger import MemoryFacts, build_ledger
 from telemetry.providers.base import Provider, Tier, read_all
 from telemetry.providers.gc_watch import GcWatch
@@ -58,13 +59,22 @@ class Session:
         sink: Where to; the session closes it.
         is_live: Whether to sample between windows' edges.
         period_s: Time between two samples in seconds.
+        live_sinks: Who else gets the steps and samples.
 
     Attributes:
         sink: As given.
         writer: Writes to it.
     """
 
-    def __init__(self, engine: Engine, sink: Sink, *, is_live: bool, period_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        sink: Sink,
+        *,
+        is_live: bool,
+        period_s: float,
+        live_sinks: Sequence[LiveSink] = (),
+    ) -> None:
         self.sink = sink
         self._engine = engine
         self._windows: dict[int, Window] = {}
@@ -95,6 +105,7 @@ class Session:
                 providers=self._providers,
                 periods_s=_periods_s(period_s) if is_live else {},
                 hook_ns=_measure_hook_ns(),
+                live_sinks=live_sinks,
             )
             self._write_header("live" if is_live else "edges", period_s)
             self.begin_window("run", None)

@@ -1,4 +1,4 @@
-"""Statistics over samples: distributions, log-bucket histograms, and the gaps between tokens.
+"""Statistics over samples: distributions and log-bucket histograms.
 
 Pure: numbers in, values out. A percentile is given only where the sample supports it, and is
 always a value that was measured (nearest rank), never one interpolated between two.
@@ -6,16 +6,19 @@ always a value that was measured (nearest rank), never one interpolated between 
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from collections.abc import Iterable, Sequence
+from typing import Self, TypeAlias
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
-# Samples that a percentile needs: two must lie beyond it, or it is the maximum by another name.
-SAMPLES_NEEDED = {"p50": 1, "p90": 20, "p95": 40, "p99": 200, "p99.9": 2000}
+PERCENTS = (50, 90, 95, 99, 99.9)
+MIN_BEYOND = 2
+"""A percentile needs this many samples beyond it, or it is the maximum by another name."""
 
-# Each percentile as a fraction of integers, so that a rank is exact for every number of samples.
-_SHARES = {"p50": (1, 2), "p90": (9, 10), "p95": (19, 20), "p99": (99, 100), "p99.9": (999, 1000)}
+Floats: TypeAlias = npt.NDArray[np.float64]
+Counts: TypeAlias = npt.NDArray[np.int64]
 
 BUCKETS_PER_DECADE = 40  # each 6 percent wide
 
@@ -90,24 +93,26 @@ class Distribution:
     histogram: LogHistogram
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Self | None:
-        """Describe `values`; None if there are none."""
-        return cls.of_counts(Counter(values))
+    def of(
+        cls, values: Iterable[float] | Floats, counts: Sequence[int] | Counts | None = None
+    ) -> Self | None:
+        """Describe a sample; None if it is empty.
 
-    @classmethod
-    def of_counts(cls, counts: Mapping[float, int]) -> Self | None:
-        """Describe a sample given as value -> how often it occurred; None if it is empty."""
-        items = sorted((value, count) for value, count in counts.items() if count)
-        if not items:
+        Args:
+            values: `[N]` what was measured, in any order.
+            counts: `[N]` how often each value occurred; once if None.
+        """
+        distinct, times = _distinct(values, counts)
+        num_samples = int(times.sum())
+        if not num_samples:
             return None
-        num_samples = sum(count for _, count in items)
         return cls(
             num_samples=num_samples,
-            min=items[0][0],
-            mean=math.fsum(value * count for value, count in items) / num_samples,
-            max=items[-1][0],
-            percentiles=_percentiles(items, num_samples),
-            histogram=log_histogram(dict(items)),
+            min=float(distinct[0]),
+            mean=math.fsum(distinct * times) / num_samples,
+            max=float(distinct[-1]),
+            percentiles=_percentiles(distinct, times, num_samples),
+            histogram=_histogram(distinct, times),
         )
 
     def percentile(self, name: str) -> Percentile:
@@ -115,39 +120,69 @@ class Distribution:
         return next(p for p in self.percentiles if p.name == name)
 
 
-def _percentiles(items: Sequence[tuple[float, int]], num_samples: int) -> tuple[Percentile, ...]:
+def nearest_rank(sorted_values: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` of a sorted, non-empty sample do not exceed."""
+    return sorted_values[_rank(len(sorted_values), percent) - 1]  # -1: ranks count from 1
+
+
+def num_samples_needed(percent: float) -> int:
+    """The smallest sample that supports a percentile: p99 needs 200, p99.9 needs 2000."""
+    return 1 if percent <= 50 else math.ceil(round(MIN_BEYOND * 100 / (100 - percent), 9))
+
+
+def _rank(num_samples: int, percent: float) -> int:
+    # Rounded before it is rounded up, as 99.9 % of 2000 is 1998.0000000000002 to a computer.
+    return max(1, math.ceil(round(num_samples * percent / 100, 9)))
+
+
+def _distinct(
+    values: Iterable[float] | Floats, counts: Sequence[int] | Counts | None
+) -> tuple[Floats, Counts]:
+    """Each value once, rising, and how often it occurred."""
+    if isinstance(values, np.ndarray):
+        found = values.astype(np.float64)
+    else:
+        found = np.fromiter(values, np.float64)
+    times = np.ones(len(found), np.int64) if counts is None else np.asarray(counts, np.int64)
+    if not times.all():
+        found, times = found[times > 0], times[times > 0]
+    if not len(found):
+        return found, times
+    order = np.argsort(found)
+    found, times = found[order], times[order]
+    firsts = np.flatnonzero(np.concatenate(([True], found[1:] != found[:-1])))
+    return found[firsts], np.add.reduceat(times, firsts)
+
+
+def _percentiles(distinct: Floats, times: Counts, num_samples: int) -> tuple[Percentile, ...]:
+    up_to = np.cumsum(times)
     found = []
-    position, below = 0, 0  # samples in items[:position]
-    for name, (part, whole) in _SHARES.items():
-        needed = SAMPLES_NEEDED[name]
+    for percent in PERCENTS:
+        name, needed = f"p{percent:g}", num_samples_needed(percent)
         if num_samples < needed:
             found.append(Percentile(name, None, f"{num_samples} of {needed} samples"))
-            continue
-        rank = -(-num_samples * part // whole)  # rounded up; ranks count from 1
-        while below + items[position][1] < rank:
-            below += items[position][1]
-            position += 1
-        found.append(Percentile(name, items[position][0]))
+        else:
+            position = np.searchsorted(up_to, _rank(num_samples, percent))
+            found.append(Percentile(name, float(distinct[position])))
     return tuple(found)
 
 
-def log_histogram(counts: Mapping[float, int]) -> LogHistogram:
-    """Sort a sample, given as value -> how often it occurred, into logarithmic buckets."""
-    buckets: Counter[int] = Counter()
-    num_not_positive = 0
-    for value, count in counts.items():
-        if value > 0:
-            buckets[_bucket(value)] += count
-        else:
-            num_not_positive += count
-    if not buckets:
+def log_histogram(
+    values: Iterable[float] | Floats, counts: Sequence[int] | Counts | None = None
+) -> LogHistogram:
+    """Sort a sample into logarithmic buckets; the arguments are those of `Distribution.of`."""
+    return _histogram(*_distinct(values, counts))
+
+
+def _histogram(distinct: Floats, times: Counts) -> LogHistogram:
+    num_not_positive = int(times[distinct <= 0].sum())
+    values, times = distinct[distinct > 0], times[distinct > 0]
+    if not len(values):
         return LogHistogram((), (), num_not_positive)
-    first, last = min(buckets), max(buckets)
-    return LogHistogram(
-        edges=tuple(_edge(i) for i in range(first, last + 2)),
-        counts=tuple(buckets[i] for i in range(first, last + 1)),
-        num_not_positive=num_not_positive,
-    )
+    # The values rise, so that looking up the edges between the first and the last is enough.
+    edges = [_edge(i) for i in range(_bucket(values[0]), _bucket(values[-1]) + 2)]
+    up_to = np.concatenate(([0], np.cumsum(times)))[np.searchsorted(values, edges)]
+    return LogHistogram(tuple(edges), tuple(np.diff(up_to).tolist()), num_not_positive)
 
 
 def _edge(bucket: int) -> float:
@@ -162,79 +197,3 @@ def _bucket(value: float) -> int:
     if value >= _edge(bucket + 1):
         return bucket + 1
     return bucket - 1 if value < _edge(bucket) else bucket
-
-
-@attrs.frozen
-class Gap:
-    """The time between two outputs of a sequence, or of several that went through both steps.
-
-    Attributes:
-        step: Position of the step that ended the gap, in the steps given.
-        previous_step: Position of the step that began it.
-        stall_s: From the end of the one step to the end of the other: what a reader waits.
-        num_tokens: Tokens that each of the sequences got at its end.
-        num_seqs: Sequences that had this gap.
-    """
-
-    step: int
-    previous_step: int
-    stall_s: float
-    num_tokens: int
-    num_seqs: int
-
-    @property
-    def itl_s(self) -> float:
-        """The inter-token latency of each of its tokens."""
-        return self.stall_s / self.num_tokens
-
-
-def token_gaps(ends_s: Sequence[float], sampled: Sequence[Sequence[int]]) -> list[Gap]:
-    """Every gap between outputs of one sequence, in order of the steps that ended them.
-
-    The first output of a sequence ends no gap: its wait is the time to first token.
-
-    Args:
-        ends_s: `[N]` when each step ended.
-        sampled: `[N]` the ids of the sequences that got a token in it; an id stands once per token.
-    """
-    gaps = []
-    last: dict[int, int] = {}  # sequence -> the last step that gave it a token
-    for step, seq_ids in enumerate(sampled):
-        # Sequences that decode together have the same gap, so that a step makes one or two.
-        alike: Counter[tuple[int, int]] = Counter()
-        for seq_id, num_tokens in Counter(seq_ids).items():
-            if seq_id in last:
-                alike[last[seq_id], num_tokens] += 1
-            last[seq_id] = step
-        gaps += [
-            Gap(step, previous, ends_s[step] - ends_s[previous], num_tokens, num_seqs)
-            for (previous, num_tokens), num_seqs in alike.items()
-        ]
-    return gaps
-
-
-def itl_counts(gaps: Iterable[Gap]) -> Counter[float]:
-    """Inter-token latencies in seconds -> how often: a gap over n tokens counts n times gap/n.
-
-    Gaps are pooled over all sequences and never averaged per request first, which would hide the
-    tail.
-    """
-    counts: Counter[float] = Counter()
-    for gap in gaps:
-        counts[gap.itl_s] += gap.num_tokens * gap.num_seqs
-    return counts
-
-
-def stall_counts(gaps: Iterable[Gap]) -> Counter[float]:
-    """Gaps in seconds as a reader saw them -> how often, however many tokens came at their end."""
-    counts: Counter[float] = Counter()
-    for gap in gaps:
-        counts[gap.stall_s] += gap.num_seqs
-    return counts
-
-
-def tpot_s(first_token_s: float | None, last_token_s: float, num_tokens: int) -> float | None:
-    """Time per output token of one request: its decode time over the tokens after the first."""
-    if first_token_s is None or num_tokens < 2:
-        return None
-    return (last_token_s - first_token_s) / (num_tokens - 1)

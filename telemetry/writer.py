@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from telemetry.clock import anchor, now_ns
+from telemetry.feed import Feed, LiveSink
 from telemetry.providers.base import Provider, Tier
 from telemetry.providers.gc_watch import GcWatch
 from telemetry.records import Event, Overhead
@@ -40,11 +41,12 @@ class Writer:
         providers: The sampler's providers, in its order.
         periods_s: Tier -> time between its samples.
         hook_ns: What a call of the step hook takes.
+        live_sinks: Who else gets the steps and samples.
 
     Attributes:
         failure: Why nothing is written any more; else None.
-        touched_blocks: The largest share of the K/V blocks that were ever in use or cached at
-            once, from 0 to 1.
+        touched_blocks: The largest share of the K/V blocks that held something at once, from 0 to
+            1.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Writer:
         providers: Sequence[Provider],
         periods_s: Mapping[str, float] | None = None,
         hook_ns: int = 0,
+        live_sinks: Sequence[LiveSink] = (),
     ) -> None:
         self.failure: Exception | None = None
         self.touched_blocks = 0.0
@@ -67,6 +70,7 @@ class Writer:
         self._providers = tuple(providers)
         self._periods_s = dict(periods_s or {})
         self._hook_ns = hook_ns
+        self._feed = Feed(live_sinks)
         self._num_steps = 0
         self._worst_chunk_ns = 0
         self._cpu_ns = 0
@@ -153,7 +157,12 @@ class Writer:
             self.failure = error
 
     def _drain(self, rest_s: float) -> None:
-        for drain_chunk in (self._drain_steps, self._drain_samples, self._drain_pauses):
+        for drain_chunk in (
+            self._drain_steps,
+            self._drain_samples,
+            self._drain_pauses,
+            self._feed.hand_on,
+        ):
             more = True
             while more:
                 with self._lock:
@@ -194,6 +203,7 @@ class Writer:
         size = self._chunk if len(self._steps) < BACKLOG else MAX_CHUNK
         records = self._steps.take(size)
         self._num_steps += len(records)
+        self._feed.add_steps(records)
         records.sort(key=attrgetter("index"))  # of hooks that overlapped, the later may come first
         for line in map(encode_steps, _consecutive(records)):
             self._write(line)
@@ -217,6 +227,8 @@ class Writer:
         groups: dict[tuple[int, Tier], list[Row]] = {}
         for row in rows:
             groups.setdefault((row[2], row[3]), []).append(row)
+            names = self._providers[row[2]].names(row[3])
+            self._feed.add_sample(names, row[4], row[1] - row[0])
         for (i, tier), group in groups.items():
             provider = self._providers[i]
             reads = [(t0, t1, values) for t0, t1, _, _, values in group]
@@ -240,7 +252,10 @@ class Writer:
         }
 
     def _note_changes(self) -> None:
-        """Write what happened to the sampler and its sensors since the last look."""
+        """Write what happened to the sampler, its sensors and sinks since the last look."""
+        while self._feed.failures:
+            sink, reason = self._feed.failures.pop(0)
+            self.write_event(Event(now_ns(), "sink_off", {"sink": sink, "reason": reason}))
         sampler = self._sampler
         num_late = 0 if sampler is None else sampler.num_late_ticks
         if num_late > self._num_late_ticks:
@@ -263,8 +278,8 @@ class Writer:
 
 
 def _touched_blocks(record: Any) -> int:
-    """K/V blocks that hold something."""
-    return int(record.num_used_blocks + record.num_cached_blocks)
+    """K/V blocks that hold something, at least: a block in use may be among the cached ones."""
+    return max(int(record.num_used_blocks), int(record.num_cached_blocks))
 
 
 def _consecutive(records: Sequence[Any]) -> list[list[Any]]:

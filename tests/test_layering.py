@@ -68,6 +68,7 @@ ALLOWED = {
         "pytest",
         "pytest_benchmark",
         "telemetry",
+        "nanovllm.errors",
         "nanovllm.llm",
         "nanovllm.records",
         "nanovllm.sampling_params",

@@ -1,55 +1,57 @@
-"""Percentiles of a sample, and only those that the sample supports."""
+"""Durations of a benchmark as its tables and its JSON show them."""
 
-import math
-import statistics
 from collections.abc import Iterable
 from typing import Any, Self
 
 import attrs
 
-MIN_BEYOND = 2
-"""A percentile needs this many samples beyond it: p99 needs 200, p99.9 needs 2000.
+from telemetry import stats
+from telemetry.stats import nearest_rank, num_samples_needed
 
-With fewer it is the largest sample or next to it, and comes out differently each time.
-"""
+__all__ = ["Distribution", "nearest_rank", "num_samples_needed"]
 
 
 @attrs.frozen
 class Distribution:
-    """Durations in seconds, sorted. Percentiles are samples themselves (nearest rank)."""
+    """Durations in seconds, of a sample that may be empty.
 
-    sorted_s: tuple[float, ...]
+    Which percentiles a sample supports is the rule of `telemetry.stats`, so that a benchmark and
+    the report of a run never differ in what they call a p99.
+
+    Attributes:
+        sample: What they look like; None if there are none.
+    """
+
+    sample: stats.Distribution | None
 
     @classmethod
     def of(cls, values_s: Iterable[float]) -> Self:
-        """Sort a sample."""
-        return cls(tuple(sorted(values_s)))
+        """Describe a sample."""
+        return cls(stats.Distribution.of(values_s))
 
     @property
     def num_samples(self) -> int:
         """How many there are."""
-        return len(self.sorted_s)
+        return self.sample.num_samples if self.sample else 0
 
     @property
     def mean_s(self) -> float | None:
         """None of no samples, as all the others."""
-        return statistics.fmean(self.sorted_s) if self.sorted_s else None
+        return self.sample.mean if self.sample else None
 
     @property
     def max_s(self) -> float | None:
         """The largest."""
-        return self.sorted_s[-1] if self.sorted_s else None
+        return self.sample.max if self.sample else None
 
     @property
     def median_s(self) -> float | None:
         """The 50th percentile, of any sample."""
-        return nearest_rank(self.sorted_s, 50) if self.sorted_s else None
+        return self.percentile_s(50)
 
     def percentile_s(self, percent: float) -> float | None:
-        """The percentile, None if the sample is too small for it."""
-        if self.num_samples < num_samples_needed(percent):
-            return None
-        return nearest_rank(self.sorted_s, percent)
+        """One of `telemetry.stats.PERCENTS`; None if the sample is too small for it."""
+        return self.sample.percentile(f"p{percent:g}").value if self.sample else None
 
     def as_data(self) -> dict[str, Any]:
         """For JSON: what the sample supports, and in `left_out` why the rest is missing."""
@@ -59,7 +61,7 @@ class Distribution:
             "p50_s": self.median_s,
         }
         left_out = []
-        for percent in (90, 95, 99, 99.9):
+        for percent in stats.PERCENTS[1:]:
             value = self.percentile_s(percent)
             if value is None:
                 left_out.append(f"p{percent:g} needs {num_samples_needed(percent)}")
@@ -69,15 +71,3 @@ class Distribution:
         if left_out:
             data["left_out"] = f"{', '.join(left_out)} samples; there are {self.num_samples}"
         return data
-
-
-def nearest_rank(sorted_values: "tuple[float, ...] | list[float]", percent: float) -> float:
-    """The smallest sample that `percent` of the samples do not exceed; of a sorted sample."""
-    # Rounded before it is rounded up, as 99.9 % of 2000 is 1998.0000000000002 to a computer.
-    rank = math.ceil(round(len(sorted_values) * percent / 100, 9))
-    return sorted_values[max(rank, 1) - 1]  # -1: ranks count from 1
-
-
-def num_samples_needed(percent: float) -> int:
-    """The smallest sample that supports a percentile above the median."""
-    return 1 if percent <= 50 else math.ceil(round(MIN_BEYOND * 100 / (100 - percent), 9))

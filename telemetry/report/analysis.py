@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from typing import Self
 
 import attrs
+import numpy as np
 
+from telemetry.gaps import Gaps, token_gaps, tpot_s
 from telemetry.report.values import Figure, NotAvailable, Unit, Value
-from telemetry.run import Run
-from telemetry.stats import Distribution, Gap, itl_counts, stall_counts, token_gaps, tpot_s
+from telemetry.run import IntColumn, Run
+from telemetry.stats import Distribution, Floats
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Analysis:
     """A run and what follows from it; times in seconds from its begin.
 
@@ -28,9 +30,9 @@ class Analysis:
     """
 
     run: Run
-    starts_s: Sequence[float]
-    ends_s: Sequence[float]
-    gaps: Sequence[Gap]
+    starts_s: Floats
+    ends_s: Floats
+    gaps: Gaps
     itl: Distribution | None
     stall: Distribution | None
     ttft: Distribution | None
@@ -42,15 +44,15 @@ class Analysis:
     def of(cls, run: Run) -> Self:
         """Compute it."""
         zero, steps = run.info.start_mono_ns, run.steps
-        ends_s = [(t - zero) / 1e9 for t in steps.t1_ns]
+        ends_s = seconds(steps.t1_ns, zero)
         gaps = token_gaps(ends_s, steps.sampled)
         return cls(
             run=run,
-            starts_s=[(t - zero) / 1e9 for t in steps.t0_ns],
+            starts_s=seconds(steps.t0_ns, zero),
             ends_s=ends_s,
             gaps=gaps,
-            itl=Distribution.of_counts(itl_counts(gaps)),
-            stall=Distribution.of_counts(stall_counts(gaps)),
+            itl=gaps.itl(),
+            stall=gaps.stall(),
             ttft=Distribution.of(
                 (r.first_token_ns - r.arrival_ns) / 1e9
                 for r in run.requests
@@ -85,12 +87,17 @@ class Analysis:
     @property
     def serving_s(self) -> float:
         """From the begin of the first step to the end of the last; 0 without steps."""
-        return self.ends_s[-1] - self.starts_s[0] if self.ends_s else 0.0
+        return float(self.ends_s[-1] - self.starts_s[0]) if len(self.ends_s) else 0.0
 
     @property
     def stepping_s(self) -> float:
         """Time inside of steps."""
-        return sum(e - s for s, e in zip(self.starts_s, self.ends_s, strict=True))
+        return float(np.sum(self.ends_s - self.starts_s))
+
+
+def seconds(times_ns: IntColumn, zero_ns: int) -> Floats:
+    """`[N]` times in seconds from the begin of the run."""
+    return (np.asarray(times_ns) - zero_ns) / 1e9
 
 
 def statistic(distribution: Distribution | None, name: str, missing: str) -> Value:

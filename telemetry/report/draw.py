@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import attrs
 
-from telemetry.report.format import human, tick
+from telemetry.report.format import human, tick, time_unit
 from telemetry.report.scale import LinearScale, LogScale, Scale
 from telemetry.report.values import (
     HistogramChart,
@@ -80,8 +80,10 @@ def ticks_of(scale: Scale, unit: Unit) -> tuple[Tick, ...]:
 
 
 def time_ticks(duration_s: float) -> tuple[Tick, ...]:
-    """The labels of an axis of time from 0 to `duration_s`."""
-    return ticks_of(LinearScale(0.0, duration_s or 1.0), "s")
+    """The labels of an axis of time from 0 to `duration_s`, all in one unit."""
+    name, unit_s = time_unit(duration_s)
+    ticks = ticks_of(LinearScale(0.0, duration_s / unit_s or 1.0), "count")
+    return tuple(attrs.evolve(one, text=f"{one.text} {name}") for one in ticks)
 
 
 def draw_stack(chart: StackChart) -> tuple[Box, ...]:

@@ -83,6 +83,14 @@ def _percent(value: float) -> str:
     return f"{percent:.{1 if abs(percent) >= 10 else 2}f}"
 
 
+def time_unit(longest_s: float) -> tuple[str, float]:
+    """The unit for an axis up to `longest_s`: its name and its length in seconds."""
+    for smallest, name, factor in _TIMES:
+        if longest_s >= (smallest if name != "min" else 600):
+            return name, 1 / factor
+    return "s", 1.0
+
+
 def _time(value: float) -> tuple[str, str]:
     if value == 0:
         return "0", "s"

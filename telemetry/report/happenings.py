@@ -24,6 +24,7 @@ _EVENT_LABELS = {
     "resume": "recording resumed",
     "device_lost": "device lost",
     "sensor_off": "sensor switched off",
+    "sink_off": "sink switched off",
     "late": "sampler late",
     "dropped": "records dropped",
 }
@@ -55,7 +56,9 @@ def happenings(analysis: Analysis) -> list[Happening]:
 def _in_steps(analysis: Analysis) -> Iterator[Happening]:
     steps = analysis.run.steps
     for i in range(len(steps)):
-        start_s, end_s = analysis.starts_s[i], analysis.ends_s[i]
+        if not (steps.num_prefill_tokens[i] or steps.num_preempted[i] or steps.fallback[i]):
+            continue
+        start_s, end_s = float(analysis.starts_s[i]), float(analysis.ends_s[i])
         if steps.num_prefill_tokens[i]:
             label = f"prefill of {steps.num_prefill_tokens[i]:,} tokens"
             yield Happening(start_s, end_s, "prefill", label)

@@ -22,6 +22,8 @@ from telemetry.report.values import (
     Table,
     TimelineChart,
     Value,
+    known,
+    missing,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +57,10 @@ def render(report: "Report") -> str:
         human=format.human,
         scaled=format.scaled,
         tick=format.tick,
+        known=known,
+        missing=missing,
         is_missing=_is_missing,
+        is_log=_is_log,
         is_quantity=_is_quantity,
         swatches=_swatches,
         is_numeric=_is_numeric,
@@ -75,6 +80,10 @@ def _bound(text: str) -> str:
 
 def _is_missing(value: Value) -> bool:
     return isinstance(value, NotAvailable)
+
+
+def _is_log(scale: LinearScale | LogScale) -> bool:
+    return isinstance(scale, LogScale)
 
 
 def _is_quantity(value: Value) -> bool:
@@ -154,7 +163,7 @@ def _lane(lane: Lane) -> dict[str, Any]:
 
 
 def _scale(scale: LinearScale | LogScale) -> dict[str, Any]:
-    return {"log": isinstance(scale, LogScale), "low": scale.low, "high": scale.high}
+    return {"log": _is_log(scale), "low": scale.low, "high": scale.high}
 
 
 def _short(value: float) -> float | int:

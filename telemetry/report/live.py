@@ -19,19 +19,20 @@ from rich.live import Live
 from rich.table import Table as Grid
 from rich.text import Text
 
+from telemetry.gaps import token_gaps
 from telemetry.report import verdict
 from telemetry.report.format import human
 from telemetry.report.sensors import Readings, memory_sensor, rates, readings
-from telemetry.report.terminal import spark
+from telemetry.report.terminal import held, spark
 from telemetry.report.values import Unit
 from telemetry.run import Run
-from telemetry.series import Values, bands
+from telemetry.series import Band, Readable, bands
 from telemetry.sinks.jsonl import read_lines
-from telemetry.stats import Distribution, itl_counts, token_gaps
+from telemetry.stats import Distribution
 
 WINDOW_S = 60.0
 REFRESH_S = 1.0
-SPARK_WIDTH = 30
+SPARK_WIDTH = 24
 
 _BULK = frozenset(("steps", "samples", "requests", "event"))
 
@@ -125,8 +126,14 @@ def frame(run: Run, *, window_s: float = WINDOW_S) -> Frame:
 def render(frame: Frame) -> RenderableType:
     """A frame as text for a terminal."""
     grid = Grid.grid(padding=(0, 2))
-    for _ in range(4):
-        grid.add_column(no_wrap=True)
+    # Where the line is too short, it is the note that gives way.
+    for widths in (
+        [len(row.label) for row in frame.rows],
+        [len(row.value) for row in frame.rows],
+        [SPARK_WIDTH],
+    ):
+        grid.add_column(no_wrap=True, min_width=max(widths, default=0))
+    grid.add_column(no_wrap=True)
     for row in frame.rows:
         value = Text(row.value, style="bold", justify="right")
         grid.add_row(row.label, value, Text(row.course, style="cyan"), Text(row.note, style="dim"))
@@ -162,7 +169,7 @@ def _step_rows(run: Run, start_s: float, end_s: float) -> Iterator[Row]:
     length_s = max(end_s - since_s, 1e-9)
     sampled = steps.sampled[first:]
 
-    def course(values: Values, top: float | None = None) -> str:
+    def course(values: Readable, top: float | None = None) -> str:
         return _course(ends, values, start_s, end_s, top)
 
     num_tokens = [len(ids) for ids in sampled]
@@ -172,17 +179,21 @@ def _step_rows(run: Run, start_s: float, end_s: float) -> Iterator[Row]:
         "Steps", f"{len(ends) / length_s:.1f} /s", _sums(ends, [1] * len(ends), start_s, end_s)
     )
     num_rows, num_waiting = steps.num_rows[first:], steps.num_waiting[first:]
-    yield Row("Batch", f"{num_rows[-1]} rows", course(num_rows), f"{num_waiting[-1]} waiting")
+    yield Row(
+        "Batch",
+        f"{num_rows[-1]} row{'s' * (num_rows[-1] != 1)}",
+        course(num_rows),
+        f"{num_waiting[-1]} waiting",
+    )
     used = steps.num_used_blocks[first:]
     total = steps.num_free_blocks[-1] + used[-1]
     note = f"of {total:,}, {steps.num_cached_blocks[-1]:,} cached"
     yield Row("K/V blocks", f"{used[-1]:,}", course(used, float(total)), note)
     gaps = token_gaps(ends, sampled)
-    itl = Distribution.of_counts(itl_counts(gaps))
+    itl = gaps.itl()
     if itl is not None:
         tail = next(p for p in reversed(itl.percentiles) if p.value is not None)
-        times = [ends[gap.step] for gap in gaps]
-        values = _course(times, [gap.itl_s for gap in gaps], start_s, end_s)
+        values = _course([ends[step] for step in gaps.step], gaps.itl_s, start_s, end_s)
         p50 = human(itl.percentile("p50").value or 0.0, "s")
         note = f"{tail.name} {human(tail.value or 0.0, 's')}, max {human(itl.max, 's')}"
         yield Row("ITL p50", p50, values, note)
@@ -193,7 +204,9 @@ def _step_rows(run: Run, start_s: float, end_s: float) -> Iterator[Row]:
     )
     if ttft is not None:
         p50 = human(ttft.percentile("p50").value or 0.0, "s")
-        yield Row("TTFT p50", p50, "", f"max {human(ttft.max, 's')}, {ttft.num_samples} requests")
+        num = ttft.num_samples
+        note = f"max {human(ttft.max, 's')}, {num} request{'s' * (num != 1)}"
+        yield Row("TTFT p50", p50, "", note)
 
 
 def _sensor_rows(run: Run, start_s: float, end_s: float) -> Iterator[Row]:
@@ -209,15 +222,23 @@ def _sensor_rows(run: Run, start_s: float, end_s: float) -> Iterator[Row]:
     for label, found, unit in levels:
         recent = found.within(start_s, end_s) if found else None
         if recent is not None and recent.values:
-            course = _course(recent.times_s, recent.values, start_s, end_s)
+            course = _course(recent.times_s, recent.values, start_s, end_s, is_sampled=True)
             note = f"up to {human(max(recent.values), unit)}"
             yield Row(label, human(recent.values[-1], unit), course, note)
 
 
 def _course(
-    times: Sequence[float], values: Values, start_s: float, end_s: float, top: float | None = None
+    times: Readable,
+    values: Readable,
+    start_s: float,
+    end_s: float,
+    top: float | None = None,
+    *,
+    is_sampled: bool = False,
 ) -> str:
-    columns = bands(times, values, start_s, end_s, SPARK_WIDTH)
+    columns: Sequence[Band | None] = bands(times, values, start_s, end_s, SPARK_WIDTH)
+    if is_sampled:
+        columns = held(columns)
     return spark([math.nan if band is None else band.high for band in columns], top)
 
 

@@ -89,7 +89,7 @@ def build_report(run: Run) -> Report:
         subtitle=_subtitle(run, analysis),
         verdict=verdict.sentence(figures, analysis),
         warnings=tuple(verdict.warnings(analysis)),
-        headline=tuple(figures[key] for key in verdict.HEADLINE),
+        headline=verdict.headline(figures),
         sections=sections,
         footer=f"Run {run.info.run_id}, schema {run.info.v}. Every figure names its source; what "
         "is not known is n/a with the reason, never a zero.",
@@ -101,7 +101,9 @@ def _subtitle(run: Run, analysis: Analysis) -> str:
     parts = [f"{begin:%Y-%m-%d %H:%M:%S} UTC", human(analysis.duration_s, "s")]
     engine = run.info.engine
     if engine.get("name"):
-        parts.append(f"{engine['name']} {engine.get('version') or ''}".strip())
+        version = engine.get("version")
+        is_told = version and version != "unknown"  # as of a folder that was never installed
+        parts.append(f"{engine['name']} {version}" if is_told else str(engine["name"]))
     for fact, label in (("driver_version", "driver"), ("cuda_version", "CUDA")):
         if run.info.device.get(fact):
             parts.append(f"{label} {run.info.device[fact]}")

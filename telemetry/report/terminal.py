@@ -14,13 +14,15 @@ from rich.text import Text
 from telemetry.report.draw import merge
 from telemetry.report.format import human, short
 from telemetry.report.values import (
+    STEP_RECORDS,
     Figure,
     HistogramChart,
-    NotAvailable,
     Quantity,
     Section,
     Table,
     TimelineChart,
+    known,
+    missing,
 )
 from telemetry.series import Band
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 36
 MAX_ROWS = 24
+HISTOGRAM_WIDTH = 48
+MIN_TEXT_WIDTH = 18  # of what follows numbers; the names at the begin of a row may be broken
 
 
 def show(report: "Report", console: Console | None = None) -> None:
@@ -58,8 +62,12 @@ def _parts(section: Section) -> list[RenderableType]:
             case TimelineChart():
                 parts.append(_timeline(chart))
             case HistogramChart():
-                counts = chart.histogram.counts
-                ends = (chart.histogram.edges[0], chart.histogram.edges[-1])
+                histogram, factor = chart.histogram, 1
+                while len(histogram.counts) > HISTOGRAM_WIDTH:
+                    factor += 1
+                    histogram = chart.histogram.coarser(factor)
+                counts = histogram.counts
+                ends = (histogram.edges[0], histogram.edges[-1])
                 low, high = (human(end, chart.unit) for end in ends)
                 parts.append(Text(f"{chart.title}\n{low} {spark(counts)} {high}"))
             case _:
@@ -76,18 +84,14 @@ def _parts(section: Section) -> list[RenderableType]:
 def _figures(figures: Sequence[Figure]) -> RenderableType:
     """What is known as a grid; what is not as one line per reason."""
     grid = Grid.grid(padding=(0, 2))
-    shown = [f for f in figures if not isinstance(f.value, NotAvailable)]
+    shown = known(figures)
     # Where the line is too short, it is the source that gives way.
     grid.add_column(min_width=max((len(f.label) for f in shown), default=0))
     grid.add_column(
         min_width=max((len(human(f.value, f.unit)) for f in shown), default=0), justify="right"
     )
     grid.add_column(no_wrap=True)
-    missing: dict[str, list[str]] = {}
-    for figure in figures:
-        if isinstance(figure.value, NotAvailable):
-            missing.setdefault(figure.value.reason, []).append(figure.label)
-            continue
+    for figure in shown:
         n = "" if figure.num_samples is None else f"n = {figure.num_samples:,}"
         grid.add_row(
             figure.label,
@@ -96,7 +100,7 @@ def _figures(figures: Sequence[Figure]) -> RenderableType:
         )
     lines = [
         Text(f"{', '.join(labels)}: n/a ({reason})", style="dim")
-        for reason, labels in missing.items()
+        for reason, labels in missing(figures).items()
     ]
     return Group(grid, *lines)
 
@@ -114,9 +118,13 @@ def _table(table: Table) -> RenderableType:
     kept = [i for i, c in enumerate(table.columns) if c.label != "Source"]
     for i in kept:
         numeric = any(isinstance(row[i], int | float | Quantity) for row in table.rows)
-        grid.add_column(
-            escape(table.columns[i].label), justify="right" if numeric else "left", no_wrap=numeric
-        )
+        label = escape(table.columns[i].label)
+        if numeric:
+            # In two lines: columns of numbers are narrower than their headers.
+            grid.add_column(label.replace(" ", "\n", 1), justify="right", no_wrap=True)
+        else:
+            widest = max((len(str(row[i])) for row in table.rows), default=0)
+            grid.add_column(label, min_width=min(widest, MIN_TEXT_WIDTH) if i else None)
     for i, row in enumerate(table.rows[:MAX_ROWS]):
         cells = [short(row[c], table.columns[c].unit) for c in kept]
         grid.add_row(*map(escape, cells), style="bold" if i in table.total_rows else None)
@@ -130,7 +138,9 @@ def _timeline(chart: TimelineChart) -> RenderableType:
     for _ in range(3):
         grid.add_column(no_wrap=True)
     for lane in chart.lanes:
-        merged = merge(lane.bands, SPARK_WIDTH)
+        merged: Sequence[Band | None] = merge(lane.bands, SPARK_WIDTH)
+        if lane.source != STEP_RECORDS:
+            merged = held(merged)
         highest = max((b.high for b in merged if b is not None), default=0.0)
         grid.add_row(
             lane.label,
@@ -144,6 +154,14 @@ def _timeline(chart: TimelineChart) -> RenderableType:
         return grid
     events = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     return Group(grid, Text(f"Events: {events}", style="dim"))
+
+
+def held(bands: Sequence[Band | None]) -> list[Band | None]:
+    """What is sampled holds until the next sample; a spark may have more columns than those."""
+    filled: list[Band | None] = []
+    for band in bands:
+        filled.append(filled[-1] if band is None and filled else band)
+    return filled
 
 
 def _high(band: Band | None) -> float:

@@ -4,6 +4,7 @@ Every figure names its unit and its source. What is not known is `NotAvailable` 
 and never a zero. Every chart carries the table of what it shows.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import attrs
@@ -207,6 +208,10 @@ class TimelineChart:
 Chart = StackChart | HistogramChart | RangeChart | ShareChart | TimelineChart
 
 
+STEP_RECORDS = "step records"
+"""The source of what comes from the engine's steps, and not from a sensor."""
+
+
 @attrs.frozen
 class Section:
     """A part of the report under one heading; `lead` is its one sentence to take away.
@@ -229,3 +234,17 @@ class Section:
     def all_figures(self) -> tuple[Figure, ...]:
         """Those that are shown as such, and those in tables."""
         return (*self.figures, *self.tabled)
+
+
+def known(figures: Sequence[Figure]) -> list[Figure]:
+    """Those that have a value."""
+    return [figure for figure in figures if not isinstance(figure.value, NotAvailable)]
+
+
+def missing(figures: Sequence[Figure]) -> Mapping[str, Sequence[str]]:
+    """The labels of those that have none, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for figure in figures:
+        if isinstance(figure.value, NotAvailable):
+            by_reason.setdefault(figure.value.reason, []).append(figure.label)
+    return by_reason

@@ -11,15 +11,16 @@ from telemetry.report.sensors import readings
 from telemetry.report.values import Figure, NotAvailable
 from telemetry.run import Run
 
+# What to show first, and what to show in its place where that is not known.
 HEADLINE = (
-    "itl_p50_s",
-    "itl_p99_s",
-    "ttft_p50_s",
-    "ttft_p99_s",
-    "output_tokens_per_s",
-    "energy_j_per_token",
-    "memory_peak_bytes",
-    "memory_free_bytes",
+    ("itl_p50_s",),
+    ("itl_p99_s", "itl_max_s"),
+    ("ttft_p50_s",),
+    ("ttft_p99_s", "ttft_max_s"),
+    ("output_tokens_per_s",),
+    ("energy_j_per_token", "prefix_hit_ratio"),
+    ("memory_peak_bytes",),
+    ("memory_free_bytes",),
 )
 RESIDUAL_TOO_LARGE = 0.05  # of the total
 
@@ -29,6 +30,18 @@ def title(run: Run) -> str:
     model = run.info.model.get("name") or "A model"
     device = run.info.device.get("name") or run.info.device.get("type") or "an unknown device"
     return f"{model} on {device}"
+
+
+def headline(figures: Mapping[str, Figure]) -> tuple[Figure, ...]:
+    """The figures to put first: of each choice the first that is known, or else the first."""
+    return tuple(
+        next((figures[key] for key in keys if _is_known(figures[key])), figures[keys[0]])
+        for keys in HEADLINE
+    )
+
+
+def _is_known(figure: Figure) -> bool:
+    return not isinstance(figure.value, NotAvailable)
 
 
 def sentence(figures: Mapping[str, Figure], analysis: Analysis) -> str:
@@ -42,13 +55,13 @@ def sentence(figures: Mapping[str, Figure], analysis: Analysis) -> str:
             ("output_tokens_per_s", ""),
             ("energy_j_per_token", ""),
         )
-        if not isinstance(figures[key].value, NotAvailable)
+        if _is_known(figures[key])
     ]
     tokens, requests = analysis.num_generated_tokens, len(analysis.run.requests)
-    did = (
-        f"{tokens:,} token{'s' * (tokens != 1)} for {requests:,} request{'s' * (requests != 1)} "
-        f"in {human(analysis.duration_s, 's')}"
-    )
+    did = f"{tokens:,} token{'s' * (tokens != 1)}"
+    if requests:  # tokens of requests that have not ended count, too
+        did += f" for {requests:,} request{'s' * (requests != 1)}"
+    did += f" in {human(analysis.duration_s, 's')}"
     return f"{did}: {', '.join(part.strip() for part in parts)}." if parts else f"{did}."
 
 
@@ -59,7 +72,7 @@ def warnings(analysis: Analysis) -> Iterator[str]:
         if event.kind == "device_lost":
             yield f"The device was lost: {event.data.get('reason', 'no reason given')}."
     if not run.ended:
-        yield "The run was cut off; what came after its last complete line is missing."
+        yield _cut_off(run)
     yield from _device(run)
     yield from _memory(run)
     steps = run.steps
@@ -70,6 +83,19 @@ def warnings(analysis: Analysis) -> Iterator[str]:
     if preempted:
         yield f"{preempted:,} preemptions: the K/V cache was too small for the load."
     yield from _telemetry(run)
+
+
+def _cut_off(run: Run) -> str:
+    """What a run lacks that was not closed."""
+    missing = ["what came after its last complete line"]
+    steps = run.steps
+    under_way = steps.num_running[-1] + steps.num_waiting[-1] if len(steps) else 0
+    if under_way:
+        sequences = "sequence that was" if under_way == 1 else "sequences that were"
+        missing.append(f"the times of {under_way:,} {sequences} under way")
+    if len(run.ledgers) == 1:
+        missing.append("the ledger of its end: the one below is of its begin")
+    return f"The run was cut off. Missing: {'; '.join(missing)}."
 
 
 def _device(run: Run) -> Iterator[str]:

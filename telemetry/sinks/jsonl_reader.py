@@ -26,6 +26,8 @@ from telemetry.records import (
 )
 from telemetry.run import Run, Series, StepTable
 
+MAX_BATCHES = 1024  # kept for steps to share
+
 _FACTS = ("engine", "model", "device", "config", "memory", "graphs")
 
 
@@ -87,6 +89,7 @@ class _Reader:
         self._info: RunInfo | None = None
         self._sensors: dict[str, Sensor] = {}
         self._steps = StepTable()
+        self._batches: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._requests: list[Request] = []
         self._series: dict[str, Series] = {}
         self._events: list[Event] = []
@@ -174,7 +177,7 @@ class _Reader:
         n, steps = line["n"], self._steps
         begins, ends = _times(line)
         sampled = [
-            tuple(ids) for count, ids in line["sampled"] for ids in repeat(tuple(ids), count)
+            ids for count, found in line["sampled"] for ids in repeat(self._batch(found), count)
         ]
         if len(sampled) != n:
             raise ValueError(f"`sampled` covers {len(sampled)} steps, not {n}")
@@ -189,6 +192,13 @@ class _Reader:
             values = known.get(field.name) or _column(line.get(field.name, default), n)
             getattr(steps, field.name).extend(values)
         self._saw(ends[-1])
+
+    def _batch(self, ids: list[int]) -> tuple[int, ...]:
+        """The ids, as one object for all the steps of a batch: most steps repeat an earlier one."""
+        if len(self._batches) > MAX_BATCHES:
+            self._batches.clear()
+        batch = tuple(ids)
+        return self._batches.setdefault(batch, batch)
 
     def _add_samples(self, line: dict[str, Any]) -> None:
         _, ends = _times(line)

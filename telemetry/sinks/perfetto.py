@@ -148,5 +148,5 @@ def _steps(run: Run) -> Iterator[TraceEvent]:
             part_start += column[i]
         queues = {"in the step": steps.num_rows[i], "waiting": steps.num_waiting[i]}
         yield _event(run, "C", "sequences", end, args=queues)
-        blocks = {"used": steps.num_used_blocks[i], "cached": steps.num_cached_blocks[i]}
+        blocks = {"used": steps.num_used_blocks[i], "free": steps.num_free_blocks[i]}
         yield _event(run, "C", "K/V blocks", end, args=blocks)

@@ -1,14 +1,16 @@
-"""Metrics for Prometheus, fed by the step hook, through `prometheus_client` (an optional package).
+"""Metrics for Prometheus, through `prometheus_client` (an optional package), fed by a recorder.
 
-    metrics = Metrics(registry=registry)              # the app's own registry
-    remove = llm.subscribe(metrics.on_step)
+    with serve(port=9100) as metrics, Recorder(llm, sinks=[metrics]):
+        ...                                # http://127.0.0.1:9100/metrics
 
-or, for an app without one, `with serve(port=9100) as metrics`, which answers on 127.0.0.1 only.
+or, with a registry that the app serves itself, `Recorder(llm, sinks=[Metrics(registry)])`.
 Labels are few and bounded: no request ids. Names follow Prometheus' rules: base units, `_total`
-for counters.
+for counters. A metric of a sensor is there from its first reading on: what is not measured is
+missing, and not 0.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,21 @@ TTFT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 _THROTTLE = "nvml.throttled_by_"
 
+# Gauges: sensor, metric, its text, and what becomes its label "kind".
+_LEVELS = {
+    "nvml.memory_used_bytes": ("gpu_memory_bytes", "GPU memory", "used"),
+    "nvml.memory_free_bytes": ("gpu_memory_bytes", "GPU memory", "free"),
+    "nvml.memory_reserved_bytes": ("gpu_memory_bytes", "GPU memory", "reserved"),
+    "host.rss_bytes": ("process_memory_bytes", "Memory of the process", "resident"),
+}
+
+# Counters: sensor, metric, its text, and what takes it to base units.
+_RISING = {
+    "nvml.energy_mj": ("gpu_energy_joules", "Energy since the first reading", 1e-3),
+    "host.energy_uj": ("cpu_energy_joules", "Energy of the machine's processors likewise", 1e-6),
+    "host.cpu_ns": ("process_cpu_seconds", "Processor time since the first reading", 1e-9),
+}
+
 
 class Metrics:
     """The metrics of one engine.
@@ -46,9 +63,7 @@ class Metrics:
         client = _client()
         registry = client.REGISTRY if registry is None else registry
 
-        def metric(
-            kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **more: Any
-        ) -> Any:
+        def metric(kind: Any, name: str, text: str, labels: Sequence[str] = (), **more: Any) -> Any:
             try:
                 return kind(f"{prefix}_{name}", text, labels, registry=registry, **more)
             except ValueError as error:
@@ -77,64 +92,80 @@ class Metrics:
         )
         self._sequences = metric(gauge, "sequences", "Sequences after the last step", ("state",))
         self._blocks = metric(gauge, "kv_blocks", "K/V blocks after the last step", ("state",))
+        self._cached = metric(
+            gauge, "kv_blocks_cached", "K/V blocks with a known prefix, in use or free"
+        )
         self._hits = metric(counter, "prefix_cache_hit_tokens", "Prompt tokens found cached")
         self._lookups = metric(counter, "prefix_cache_lookup_tokens", "Prompt tokens looked up")
-        self._memory = metric(gauge, "gpu_memory_bytes", "GPU memory", ("kind",))
-        self._energy = metric(counter, "gpu_energy_joules", "Energy since the first reading")
+        self._sample = metric(counter, "telemetry_sample_seconds", "Time inside of sensors' reads")
+        # With labels, so that there is nothing to see before the first reading.
+        texts = {name: text for name, text, _ in _LEVELS.values()}
+        self._levels = {name: metric(gauge, name, text, ("kind",)) for name, text in texts.items()}
         self._throttled = metric(
             counter, "gpu_throttled_seconds", "Time held back since the first reading", ("reason",)
         )
-        self._sample = metric(counter, "telemetry_sample_seconds", "Time inside of sensors' reads")
+        self._rising: dict[str, Any] = {}
+        self._new_counter: Callable[[str, str], Any] = lambda name, text: metric(
+            counter, name, text
+        )
         self._last_s: dict[int, float] = {}  # sequence -> when its last token came
         self._counters: dict[str, float] = {}  # sensor -> its last reading
 
-    def on_step(self, step: Any) -> None:
-        """Take in a step record of the engine; a hook for `subscribe`.
+    def on_steps(self, steps: Sequence[Any]) -> None:
+        """Take in step records of the engine, in order, at least one; see `telemetry.feed`."""
+        for step in steps:
+            self._time_tokens(step)
+            for request in step.finished:
+                self._finish(request)
+        for mode, num_steps in Counter(step.mode for step in steps).items():
+            self._steps.labels(mode).inc(num_steps)
+        num_computed = sum(step.num_prefill_tokens for step in steps)
+        num_hits = sum(step.num_prefix_hit_tokens for step in steps)
+        self._tokens.inc(sum(len(step.sampled) for step in steps))
+        self._prompt.inc(num_computed)
+        self._hits.inc(num_hits)
+        self._lookups.inc(num_hits + num_computed)
+        self._preemptions.inc(sum(step.num_preempted for step in steps))
+        replays = [step for step in steps if step.bucket is not None]
+        for bucket, num_replays in Counter(step.bucket for step in replays).items():
+            num_rows = sum(step.num_rows for step in replays if step.bucket == bucket)
+            self._replays.labels(bucket).inc(num_replays)
+            self._pads.labels(bucket).inc(bucket * num_replays - num_rows)
+        last = steps[-1]
+        self._sequences.labels("waiting").set(last.num_waiting)
+        self._sequences.labels("running").set(last.num_running)
+        self._blocks.labels("used").set(last.num_used_blocks)
+        self._blocks.labels("free").set(last.num_free_blocks)
+        self._cached.set(last.num_cached_blocks)
 
-        Records come from one thread at a time.
-        """
-        per_sequence: dict[int, int] = {}
-        for seq_id in step.sampled:
-            per_sequence[seq_id] = per_sequence.get(seq_id, 0) + 1
-        for seq_id, num_tokens in per_sequence.items():
+    def on_sample(self, values: Mapping[str, Value], *, duration_s: float) -> None:
+        """Take in sensors' readings by name, and how long reading them took."""
+        self._sample.inc(duration_s)
+        for name, value in values.items():
+            if value is None:
+                continue
+            if name in _LEVELS:
+                metric, _, kind = _LEVELS[name]
+                self._levels[metric].labels(kind).set(value)
+            elif name in _RISING:
+                self._rise(name, value)
+            elif name.startswith(_THROTTLE):
+                reason = name.removeprefix(_THROTTLE).removesuffix("_ns")
+                self._throttled.labels(reason).inc(self._moved(name, value) / 1e9)
+
+    def _time_tokens(self, step: Any) -> None:
+        for seq_id, num_tokens in Counter(step.sampled).items():
             last_s = self._last_s.get(seq_id)
             if last_s is not None:
                 for _ in range(num_tokens):
                     self._itl.observe((step.end_s - last_s) / num_tokens)
             self._last_s[seq_id] = step.end_s
-        self._steps.labels(step.mode).inc()
-        self._tokens.inc(len(step.sampled))
-        self._prompt.inc(step.num_prefill_tokens)
-        self._hits.inc(step.num_prefix_hit_tokens)
-        self._lookups.inc(step.num_prefix_hit_tokens + step.num_prefill_tokens)
-        self._preemptions.inc(step.num_preempted)
-        if step.bucket is not None:
-            self._replays.labels(step.bucket).inc()
-            self._pads.labels(step.bucket).inc(step.bucket - step.num_rows)
-        self._sequences.labels("waiting").set(step.num_waiting)
-        self._sequences.labels("running").set(step.num_running)
-        # Cached blocks are free ones too: each block counts once.
-        self._blocks.labels("used").set(step.num_used_blocks)
-        self._blocks.labels("cached").set(step.num_cached_blocks)
-        self._blocks.labels("free").set(step.num_free_blocks - step.num_cached_blocks)
-        for request in step.finished:
-            self._finish(request)
 
-    def on_sample(self, values: Mapping[str, Value], *, duration_s: float) -> None:
-        """Take in sensors' readings by name, and how long reading them took."""
-        self._sample.inc(duration_s)
-        for kind in ("used", "free", "reserved"):
-            num_bytes = values.get(f"nvml.memory_{kind}_bytes")
-            if num_bytes is not None:
-                self._memory.labels(kind).set(num_bytes)
-        for name, value in values.items():
-            if value is None:
-                continue
-            if name == "nvml.energy_mj":
-                self._energy.inc(self._moved(name, value) / 1e3)
-            elif name.startswith(_THROTTLE):
-                reason = name.removeprefix(_THROTTLE).removesuffix("_ns")
-                self._throttled.labels(reason).inc(self._moved(name, value) / 1e9)
+    def _rise(self, sensor: str, value: float) -> None:
+        name, text, factor = _RISING[sensor]
+        if sensor not in self._rising:
+            self._rising[sensor] = self._new_counter(name, text)
+        self._rising[sensor].inc(self._moved(sensor, value) * factor)
 
     def _finish(self, request: Any) -> None:
         for seq_id in request.seq_ids:

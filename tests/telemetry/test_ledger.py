@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from graphs.cuda import CudaBackend
+from graphs.guard import CaptureGuard
+from telemetry import Recorder
 from telemetry.ledger import MemoryFacts, build_ledger
+from tests.engines import greedy, random_prompts
+from tests.graphs.fake_cuda import FakeCudaDriver
+from tests.runtime.graph_engines import graph_llm
 
 GIB = 1 << 30
 CUDA, CPU = {"type": "cuda"}, {"type": "cpu"}
@@ -54,6 +60,52 @@ def test_a_gpus_memory_is_told_apart_to_the_last_byte():
     assert (ledger.total_bytes, ledger.t_ns, ledger.device) == (80 * GIB, 5, "cuda")
     assert ledger.row("activations_peak").estimate
     assert not ledger.row("free").estimate
+
+
+def test_what_captures_did_not_measure_is_not_0():
+    graphs = {"captures": [{**capture, "driver_bytes": None} for capture in GRAPHS["captures"]]}
+    ledger = build_ledger(0, MemoryFacts(CUDA, GPU_MEMORY, graphs, GPU_VALUES))
+
+    assert ledger.row("graph_driver").num_bytes is None
+    assert "did not measure" in ledger.row("graph_driver").reason
+    assert ledger.row("context").num_bytes == 2 * GIB  # what the graphs took is in it
+    assert ledger.row("residual").num_bytes == 0
+
+
+@pytest.fixture
+def capturing_llm(monkeypatch):
+    """An engine that captures and replays as on a GPU, by a driver without a device."""
+    # Weights that oneDNN has packed are of CPUs only: no graph could name their memory.
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: False)
+    backend = CudaBackend(FakeCudaDriver(), guard=CaptureGuard())
+    with graph_llm(sizes=(1, 2), backend=backend, max_num_seqs=4) as llm:
+        yield llm
+
+
+def test_an_engine_that_captures_tells_what_the_ledger_asks_for(capturing_llm):
+    described = capturing_llm.describe()["graphs"]
+    ledger = build_ledger(0, MemoryFacts(CUDA, GPU_MEMORY, described, GPU_VALUES))
+    pools = {row.name: row for row in ledger.rows if row.name.startswith("graph_pool_")}
+
+    assert described["degraded"] is None
+    assert {"graph_pool_1", "graph_pool_2", "graph_pool_4"} <= set(pools)
+    assert sum(row.num_bytes for row in pools.values()) == sum(
+        capture["pool_bytes"] for capture in described["captures"]
+    )
+    assert sum(row.num_bytes for row in pools.values()) > 0
+
+
+def test_captured_steps_are_reported_by_bucket_with_what_capturing_cost(capturing_llm):
+    with Recorder(capturing_llm, mode="edges") as recorder:
+        capturing_llm.generate(random_prompts(3), greedy(6))
+    section = next(s for s in recorder.report().sections if s.key == "steps")
+    (chart,) = section.charts
+    captures = next(table for table in section.tables if table.caption == "What capturing cost")
+    described = capturing_llm.describe()["graphs"]["captures"]
+
+    assert [row[0] for row in chart.table.rows] == [4]
+    assert chart.table.rows[0][4] == chart.table.rows[0][1]  # a pad in each replay of 3 rows
+    assert [row[:2] for row in captures.rows] == [(c["bucket"], c["variant"]) for c in described]
 
 
 def test_without_graphs_there_are_no_rows_of_graphs():
@@ -186,6 +238,16 @@ def test_rows_always_sum_to_the_total_and_only_the_residual_is_negative(
     for row in ledger.rows:
         assert (row.num_bytes is None) == (row.reason is not None)
         assert row.name == "residual" or row.num_bytes is None or row.num_bytes >= 0
+
+
+def test_a_cache_of_which_no_step_tells_is_not_0():
+    values = {"host.rss_bytes": GIB, "host.memory_used_bytes": GIB, "host.memory_limit_bytes": GIB}
+    memory = {"weights_bytes": 10, "kv_cache_bytes": 20}
+    ledger = build_ledger(0, MemoryFacts(CPU, memory, {}, values, touched_blocks=0.0))
+
+    assert ledger.row("kv_cache").num_bytes is None
+    assert "no step ended" in ledger.row("kv_cache").reason
+    assert ledger.row("python_and_libraries").num_bytes == GIB - 10
 
 
 @pytest.mark.parametrize("missing", [{}, {"weights_bytes": None}])

@@ -158,6 +158,7 @@ class TestWhatIsRecorded:
     def test_the_ledger_sums_up_and_counts_the_blocks_that_were_touched(self, engine, path):
         with Recorder(engine, path):
             engine.step(num_used_blocks=12, num_cached_blocks=4, num_free_blocks=20)
+            engine.step(num_used_blocks=4, num_cached_blocks=16, num_free_blocks=28)
         ledger = read_run(path).ledgers[-1]
 
         assert sum(row.num_bytes for row in ledger.rows) == ledger.total_bytes

@@ -98,14 +98,16 @@
 
     function ticks() {
       const [from, to] = [seconds(view.from), seconds(view.to)];
-      const raw = (to - from) / 6, power = 10 ** Math.floor(Math.log10(raw));
+      // One unit for the whole axis, as `draw.time_ticks` has it.
+      const [unit, length] = to >= 600 ? ["min", 60] : to >= 1 ? ["s", 1] : to >= 1e-3 ? ["ms", 1e-3] : ["µs", 1e-6];
+      const raw = (to - from) / length / 6, power = 10 ** Math.floor(Math.log10(raw));
       const step = [1, 2, 2.5, 5, 10].find((s) => s * power >= raw * (1 - 1e-9)) * power;
       const labels = [];
-      for (let i = Math.ceil(from / step - 1e-9); i * step <= to * (1 + 1e-12); i += 1) {
-        const share = (i * step - from) / (to - from) * 100;
+      for (let i = Math.ceil(from / length / step - 1e-9); i * step * length <= to * (1 + 1e-12); i += 1) {
+        const share = (i * step * length - from) / (to - from) * 100;
         const side = share < 4 ? "start" : share > 96 ? "end" : "middle";
         const minor = labels.length % 2 ? " minor" : "";
-        labels.push(`<span class="${side}${minor}" style="left:${share}%">${human(Number((i * step).toPrecision(9)), "s").replace(/(\.\d*?)0+(?= )/, "$1").replace(/\.(?= )/, "")}</span>`);
+        labels.push(`<span class="${side}${minor}" style="left:${share}%">${Number((i * step).toPrecision(6))} ${unit}</span>`);
       }
       element.querySelector(".axis").innerHTML = labels.join("");
     }

@@ -1,5 +1,7 @@
 """Energy by the counter and by the integral of power, for the run and for each window."""
 
+import numpy as np
+
 from telemetry.records import Window
 from telemetry.report.analysis import Analysis
 from telemetry.report.format import human
@@ -41,7 +43,7 @@ def energy(analysis: Analysis) -> Section:
     figures = (
         Figure("energy_j", "Energy", joules, "J", counter_source, whole.num_counter_steps),
         Figure(
-            "energy_j_per_token", "Per generated token", per_token, "J/token",
+            "energy_j_per_token", "Energy per token", per_token, "J/token",
             f"{counter_source}, over the whole run", analysis.num_generated_tokens,
         ),
         Figure("energy_integrated_j", "Energy, from power", integrated, "J", power_source),
@@ -62,13 +64,15 @@ def energy(analysis: Analysis) -> Section:
             f"The two methods differ by {human(abs((whole.ratio or 1) - 1), 'ratio')}: trust "
             "neither to more than that."
         )
+    if not isinstance(joules, NotAvailable):
+        notes.append("Idle power is shown beside the total and never taken off it.")
     return Section(
         "energy",
         "Energy",
         _lead(joules, per_token),
         figures=figures,
         tables=_windows(analysis, counter, power),
-        notes=(*notes, "Idle power is shown beside the total and never taken off it."),
+        notes=tuple(notes),
     )
 
 
@@ -135,11 +139,9 @@ def _window(
     start_s = (window.t0_ns - zero) / 1e9
     end_s = ((analysis.run.last_ns if window.t1_ns is None else window.t1_ns) - zero) / 1e9
     # A token belongs to the window in which its step ended.
-    tokens = sum(
-        len(sampled)
-        for ended_s, sampled in zip(analysis.ends_s, analysis.run.steps.sampled, strict=True)
-        if start_s <= ended_s <= end_s
-    )
+    first = np.searchsorted(analysis.ends_s, start_s, "left")
+    past = np.searchsorted(analysis.ends_s, end_s, "right")
+    tokens = sum(map(len, analysis.run.steps.sampled[first:past]))
     measured = energy_between(counter, power, start_s, end_s)
     joules = _or_reason(measured.joules, measured.reason)
     per_token: Value = joules

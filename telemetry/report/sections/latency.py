@@ -1,14 +1,10 @@
 """Latency: to the first token, between tokens, by batch size, and the worst gaps explained."""
 
-import heapq
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+import numpy as np
 
 from telemetry.report.analysis import Analysis, statistic, statistics_of
 from telemetry.report.format import human
-from telemetry.report.happenings import Happening, happenings
-from telemetry.report.sensors import Readings, rates, readings
+from telemetry.report.sections.worst_gaps import worst_gaps
 from telemetry.report.values import (
     Chart,
     Column,
@@ -21,16 +17,15 @@ from telemetry.report.values import (
     Table,
     Value,
 )
-from telemetry.stats import Distribution
+from telemetry.stats import PERCENTS, Distribution, num_samples_needed
 
-NUM_WORST = 10
 MAX_BATCH_ROWS = 12
 MIN_DRAWN = 20  # fewer samples have no shape; the table has their figures
 DEFINITIONS = (
-    "Time to first token: from arrival. Time between tokens: from token to token of a sequence, "
-    "pooled over all of them; a gap that brings n tokens counts as n times gap / n. "
-    "Stall: the same gaps, undivided. Time per output token: first token to last of a request, "
-    "over its tokens less one. Queue: from arrival to the begin of the first step."
+    "TTFT, time to first token: from arrival. ITL, time between tokens: from token to token of a "
+    "sequence, pooled over all of them; a gap that brings n tokens counts as n times gap / n. "
+    "Stall: the same gaps, undivided. TPOT, time per output token: first token to last of a "
+    "request, over its tokens less one. Queue: from arrival to the begin of the first step."
 )
 _TOKENS = "token to token of a sequence, pooled"
 
@@ -79,7 +74,7 @@ def latency(analysis: Analysis) -> Section:
         figures=_throughput(analysis),
         charts=tuple(charts),
         summary=(_percentiles(analysis),),
-        tables=(_worst(analysis),) if analysis.gaps else (),
+        tables=(worst_gaps(analysis),) if len(analysis.gaps) else (),
         tabled=tabled,
         notes=(DEFINITIONS,),
     )
@@ -99,14 +94,16 @@ def _lead(analysis: Analysis) -> str:
 
 
 def _percentiles(analysis: Analysis) -> Table:
-    names = ("p50", "p90", "p95", "p99", "p99.9", "max")
     kinds = (
-        ("Time to first token", analysis.ttft),
-        ("Time between tokens (ITL)", analysis.itl),
+        ("First token (TTFT)", analysis.ttft),
+        ("Next token (ITL)", analysis.itl),
         ("Stall", analysis.stall),
-        ("Time per output token (TPOT)", analysis.tpot),
+        ("Per token (TPOT)", analysis.tpot),
         ("Queue", analysis.queue),
     )
+    most = max((spread.num_samples for _, spread in kinds if spread), default=0)
+    # A column that no sample supports would say so in each of its rows.
+    names = (*(f"p{p:g}" for p in PERCENTS if most >= num_samples_needed(p)), "max")
     rows: list[tuple[Value, ...]] = [
         (
             label,
@@ -120,7 +117,15 @@ def _percentiles(analysis: Analysis) -> Table:
         Column("Samples", "count"),
         *(Column(name, "s") for name in names),
     )
-    return Table("Percentiles, where the sample supports them", columns, tuple(rows))
+    left_out = [
+        f"p{p:g} from {num_samples_needed(p):,} samples on"
+        for p in PERCENTS
+        if most < num_samples_needed(p)
+    ]
+    caption = "Percentiles, where the sample supports them"
+    return Table(
+        f"{caption} ({', '.join(left_out)})" if left_out else caption, columns, tuple(rows)
+    )
 
 
 def _throughput(analysis: Analysis) -> tuple[Figure, ...]:
@@ -179,24 +184,24 @@ def _histogram(key: str, title: str, spread: Distribution) -> HistogramChart:
 
 def _by_batch(analysis: Analysis) -> RangeChart | None:
     """ITL by the number of sequences in the step that ended the gap."""
-    groups: defaultdict[int, Counter[float]] = defaultdict(Counter)
-    for gap in analysis.gaps:
-        num_rows = analysis.run.steps.num_rows[gap.step]
-        groups[num_rows][gap.itl_s] += gap.num_tokens * gap.num_seqs
+    gaps = analysis.gaps
+    group_of = np.asarray(analysis.run.steps.num_rows)[gaps.step]
+    groups = np.unique(group_of).tolist()
     if len(groups) < 2:
         return None  # nothing to compare
     if len(groups) > MAX_BATCH_ROWS:
-        coarse: defaultdict[int, Counter[float]] = defaultdict(Counter)
-        for num_rows, counts in groups.items():
-            coarse[1 << max(0, num_rows - 1).bit_length()].update(counts)
-        groups = coarse
+        # The next power of two.
+        group_of = 1 << np.ceil(np.log2(np.maximum(group_of, 1))).astype(np.int64)
+        groups = np.unique(group_of).tolist()
         names = {n: f"{n // 2 + 1} to {n} rows" if n > 2 else f"{n} rows" for n in groups}
     else:
         names = {n: f"{n} row" if n == 1 else f"{n} rows" for n in groups}
+    itl_s, num_samples = gaps.itl_s, gaps.num_tokens * gaps.num_seqs
     rows: list[tuple[Value, ...]] = []
     ranges = []
-    for num_rows in sorted(groups):
-        spread = Distribution.of_counts(groups[num_rows])
+    for num_rows in groups:
+        inside = group_of == num_rows
+        spread = Distribution.of(itl_s[inside], num_samples[inside])
         assert spread is not None
         p50 = spread.percentile("p50").value
         assert p50 is not None
@@ -237,63 +242,3 @@ def _by_batch(analysis: Analysis) -> RangeChart | None:
         tuple(ranges),
         Table("Time between tokens by batch size", columns, tuple(rows)),
     )
-
-
-def _worst(analysis: Analysis) -> Table:
-    worst = heapq.nlargest(NUM_WORST, analysis.gaps, key=lambda gap: gap.stall_s)
-    happened = happenings(analysis)
-    # A happening may begin before a gap and reach into it: the longest one says how far to look.
-    longest_s = max((h.end_s - h.start_s for h in happened), default=0.0)
-    starts = [h.start_s for h in happened]
-    cpu = readings(analysis.run, "host.cpu_ns")
-    busy = rates(cpu, "count") if cpu else None
-    rows: list[tuple[Value, ...]] = []
-    for gap in worst:
-        start_s, end_s = analysis.ends_s[gap.previous_step], analysis.ends_s[gap.step]
-        near = happened[bisect_left(starts, start_s - longest_s) : bisect_left(starts, end_s)]
-        inside = [h for h in near if h.end_s > start_s or h.start_s >= start_s]
-        in_steps_s = sum(
-            analysis.ends_s[i] - max(analysis.starts_s[i], start_s)
-            for i in range(gap.previous_step + 1, gap.step + 1)
-        )
-        rows.append(
-            (
-                start_s,
-                gap.stall_s,
-                gap.num_seqs,
-                gap.step - gap.previous_step,
-                max(0.0, gap.stall_s - in_steps_s),
-                _cores_busy(busy, end_s),
-                _explained(inside),
-            )
-        )
-    columns = (
-        Column("At", "s"),
-        Column("Gap", "s"),
-        Column("Sequences", "count"),
-        Column("Steps in it", "count"),
-        Column("Between steps", "s"),
-        Column("Cores busy", "count"),
-        Column("What ran then"),
-    )
-    return Table("The worst gaps between tokens", columns, tuple(rows))
-
-
-def _cores_busy(busy: Readings | None, at_s: float) -> Value:
-    """How many cores the process got between the two readings around `at_s`."""
-    if busy is None:
-        return NotAvailable("the process's time was not read")
-    # A slope stands at the end of its stretch, which is the first one from `at_s` on.
-    position = bisect_left(busy.times_s, at_s)
-    if position == len(busy.times_s):
-        return NotAvailable("not read again after it")
-    return busy.values[position]
-
-
-def _explained(inside: Sequence[Happening]) -> str:
-    """Each thing once, with how often."""
-    if not inside:
-        return "nothing besides decoding"
-    counts = Counter(h.label for h in inside)
-    named = [f"{label} ({count} times)" if count > 1 else label for label, count in counts.items()]
-    return "; ".join(named[:4]) + (f"; {len(named) - 4} more" if len(named) > 4 else "")

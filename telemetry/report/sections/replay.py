@@ -99,7 +99,7 @@ def _stretches(analysis: Analysis, *, captured: bool) -> Iterator[tuple[float, f
         if inside and begin is None:
             begin = i
         elif not inside and begin is not None:
-            yield analysis.starts_s[begin], analysis.ends_s[i - 1], i - begin
+            yield float(analysis.starts_s[begin]), float(analysis.ends_s[i - 1]), i - begin
             begin = None
 
 

@@ -1,7 +1,8 @@
 """How steps ran: replayed from which bucket with how much waste or why not, and their parts."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+
+import numpy as np
 
 from telemetry.report.analysis import Analysis, statistic
 from telemetry.report.format import human
@@ -16,7 +17,7 @@ from telemetry.report.values import (
     Value,
 )
 from telemetry.run import StepTable
-from telemetry.stats import Distribution
+from telemetry.stats import Distribution, num_samples_needed
 
 
 def steps(analysis: Analysis) -> Section:
@@ -164,31 +165,30 @@ def _chart(
 def _parts(analysis: Analysis) -> Table:
     """Where the time of a step goes; what the executor can't tell apart stays with the model."""
     table = analysis.run.steps
-    known = table.pack_ns, table.submit_ns, table.wait_ns
-    model = [whole - sum(parts) for whole, *parts in zip(table.execute_ns, *known, strict=True)]
-    whole = [t1 - t0 for t0, t1 in zip(table.t0_ns, table.t1_ns, strict=True)]
-    parts: tuple[tuple[str, Sequence[int]], ...] = (
-        ("Schedule", table.schedule_ns),
-        ("Pack the inputs", table.pack_ns),
-        ("Submit", table.submit_ns),
-        ("Wait for the device", table.wait_ns),
+    pack, submit, wait = map(np.asarray, (table.pack_ns, table.submit_ns, table.wait_ns))
+    model = np.asarray(table.execute_ns) - pack - submit - wait
+    whole = np.asarray(table.t1_ns) - np.asarray(table.t0_ns)
+    parts = (
+        ("Schedule", np.asarray(table.schedule_ns)),
+        ("Pack the inputs", pack),
+        ("Submit", submit),
+        ("Wait for the device", wait),
         ("Model and sampler", model),
-        ("Postprocess", table.postprocess_ns),
+        ("Postprocess", np.asarray(table.postprocess_ns)),
         ("Whole step", whole),
     )
+    has_tail = len(table) >= num_samples_needed(99)
+    statistics = ("mean", "p50", "p99", "max") if has_tail else ("mean", "p50", "max")
     rows: list[tuple[Value, ...]] = []
     for name, values in parts:
-        if any(values):
-            spread = Distribution.of(v / 1e9 for v in values)
-            spread_of_it = (statistic(spread, s, "no step") for s in ("mean", "p50", "p99", "max"))
-            rows.append((name, *spread_of_it, sum(values) / sum(whole)))
+        if values.any():
+            spread = Distribution.of(values / 1e9)
+            spread_of_it = (statistic(spread, s, "no step") for s in statistics)
+            rows.append((name, *spread_of_it, int(values.sum()) / int(whole.sum())))
     columns = (
         Column("Part"),
-        Column("Mean", "s"),
-        Column("p50", "s"),
-        Column("p99", "s"),
-        Column("Max", "s"),
-        Column("Share", "ratio"),
+        *(Column(name, "s") for name in statistics),
+        Column("share", "ratio"),
     )
     caption = "Where the time of a step goes"
     return Table(caption, columns, tuple(rows), total_rows=frozenset({len(rows) - 1}))

@@ -7,6 +7,7 @@ from telemetry.report.format import human
 from telemetry.report.happenings import happenings
 from telemetry.report.sensors import Readings, rates, readings
 from telemetry.report.values import (
+    STEP_RECORDS,
     Column,
     Lane,
     Mark,
@@ -19,7 +20,7 @@ from telemetry.report.values import (
     Value,
 )
 from telemetry.run import Run
-from telemetry.series import Band, bands
+from telemetry.series import Band, Readable, bands
 
 COLUMNS = 1200  # what a reader who zooms in can tell apart
 TABLE_ROWS = 24
@@ -89,14 +90,13 @@ def _lanes(analysis: Analysis, duration_s: float) -> Iterator[Lane]:
     steps, ends = analysis.run.steps, analysis.ends_s
 
     def of_steps(
-        key: str, label: str, values: Sequence[float], unit: Unit, top: float | None = None
+        key: str, label: str, values: Readable, unit: Unit, top: float | None = None
     ) -> Lane:
         columns = bands(ends, values, 0.0, duration_s, COLUMNS)
-        return Lane(key, label, unit, columns, "step records", top)
+        return Lane(key, label, unit, columns, STEP_RECORDS, top)
 
-    if ends:
-        times = [e - s for s, e in zip(analysis.starts_s, ends, strict=True)]
-        yield of_steps("step_s", "Step time", times, "s")
+    if len(ends):
+        yield of_steps("step_s", "Step time", ends - analysis.starts_s, "s")
         yield of_steps("rows", "Sequences in a step", steps.num_rows, "count")
         if any(steps.num_waiting):
             yield of_steps("waiting", "Waiting", steps.num_waiting, "count")

@@ -186,7 +186,7 @@ class _Simulation:
                 num_prefix_hit_tokens=sum(s.num_prefix_hit_tokens for s in prefilled),
                 num_waiting=len(self.waiting), num_running=len(self.running),
                 num_free_blocks=NUM_BLOCKS - used, num_used_blocks=used,
-                num_cached_blocks=min(NUM_BLOCKS - used, len(self.requests) * 9),
+                num_cached_blocks=min(NUM_BLOCKS, used - num_rows + len(self.requests) * 9),
                 num_preempted=preempted,
                 mode="replay" if bucket else "eager" if self.on_gpu else "native",
                 bucket=bucket, fallback="block table wider than captured" if missed else None,

@@ -3,10 +3,10 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.report.draw import ticks_of
+from telemetry.report.draw import ticks_of, time_ticks
 from telemetry.report.format import human, short, tick
 from telemetry.report.scale import LinearScale, LogScale
 from telemetry.report.values import NotAvailable, Quantity
@@ -62,6 +62,7 @@ def test_a_linear_scale_covers_its_values_without_wasting_most_of_itself(highest
     assert all(0 <= scale.at(tick) <= 1 for tick in scale.ticks())
 
 
+@settings(deadline=None)
 @given(st.floats(1e-9, 1e9), st.floats(1.001, 1e9))
 def test_a_log_scale_has_few_ticks_and_all_of_them_inside(low, ratio):
     scale = LogScale.around((low, low * ratio))
@@ -81,3 +82,14 @@ def test_the_outermost_labels_of_an_axis_stay_inside_of_it():
 
     assert (ticks[0].align, ticks[-1].align) == ("start", "end")
     assert all(math.isfinite(tick.percent) for tick in ticks)
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "first_and_last"),
+    [(1200.0, ("0 min", "20 min")), (2.7, ("0 s", "2.5 s")), (0.3, ("0 ms", "300 ms"))],
+)
+def test_an_axis_of_time_has_one_unit(duration_s, first_and_last):
+    texts = [tick.text for tick in time_ticks(duration_s)]
+
+    assert (texts[0], texts[-1]) == first_and_last
+    assert len({text.split()[1] for text in texts}) == 1

@@ -126,3 +126,11 @@ def test_a_run_without_anything_in_it_still_makes_a_page(tmp_path):
     )
 
     Outline(page(empty, tmp_path))
+
+
+def test_figures_without_a_value_stand_together_by_their_reason(tmp_path):
+    text = page(simulated_run(seconds=1.0, on_gpu=False), tmp_path)
+    (energy,) = re.findall(r'<section id="energy".*?</section>', text, re.DOTALL)
+
+    assert energy.count("no energy counter of the processor)") == 1
+    assert "Energy, Energy per token, Mean power" in energy

@@ -60,7 +60,8 @@ def test_a_frame_shows_the_figures_of_the_window_alone():
     rows = {row.label: row for row in frame(run, window_s=2.0).rows}
 
     assert float(rows["Tokens"].value.split()[0]) == pytest.approx(sum(in_window) / 2, rel=0.01)
-    assert rows["Batch"].value == f"{run.steps.num_rows[-1]} rows"
+    num_rows = run.steps.num_rows[-1]
+    assert rows["Batch"].value == ("1 row" if num_rows == 1 else f"{num_rows} rows")
     assert rows["K/V blocks"].note.startswith("of 2,048")
     assert rows["GPU power"].value.endswith(" W")
     assert rows["Memory"].value == "42.0 GiB"

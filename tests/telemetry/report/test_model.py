@@ -6,7 +6,7 @@ from itertools import groupby
 import attrs
 import pytest
 
-from telemetry.records import Event, ObserverEffect, Overhead
+from telemetry.records import Event, ObserverEffect, Overhead, Step
 from telemetry.report import build_report
 from telemetry.report.values import NotAvailable, Quantity
 from telemetry.run import Series, StepTable
@@ -200,9 +200,13 @@ def test_levels_and_changes_carry_units_of_their_own():
 
 
 def test_a_run_that_was_cut_off_says_so_first_and_passes_on_what_the_file_lacks():
-    said = build_report(simulated_run(seconds=3.0, ended=False))
+    run = simulated_run(seconds=3.0, ended=False)
+    said = build_report(run)
+    under_way = run.steps.num_running[-1] + run.steps.num_waiting[-1]
 
     assert "cut off" in said.warnings[0]
+    assert f"the times of {under_way} sequences" in said.warnings[0]
+    assert "the one below is of its begin" in said.warnings[0]
     assert said.sections[-1].notes == ("The last line, 42, is torn and was left out.",)
 
 
@@ -247,3 +251,63 @@ def test_building_a_report_changes_nothing_and_gives_the_same_again():
 
     assert build_report(GPU) == build_report(GPU)
     assert attrs.asdict(GPU) == before
+
+
+@pytest.mark.parametrize(
+    ("num_cached", "evictions"), [([3, 7, 5, 9, 8], 3), ([3, 7, 0, 4], None), ([1, 1, 2], None)]
+)
+def test_evictions_are_told_as_far_as_the_count_of_cached_blocks_shows_them(num_cached, evictions):
+    steps = StepTable()
+    for i, count in enumerate(num_cached):
+        step = attrs.evolve(GPU.steps[i], num_cached_blocks=count)
+        for field in attrs.fields(StepTable):
+            getattr(steps, field.name).append(getattr(step, field.name))
+    found = figures(attrs.evolve(GPU, steps=steps))["num_evictions_min"]
+
+    if evictions is None:
+        assert "never fell" in found.reason  # also where the cache was reset
+    else:
+        assert found == evictions
+
+
+def test_the_headline_shows_a_maximum_where_the_sample_has_no_p99():
+    short = simulated_run(seconds=1.5, load=2.0)
+    keys = [figure.key for figure in build_report(short).headline]
+
+    assert isinstance(figures(short)["ttft_p99_s"], NotAvailable)
+    assert "ttft_max_s" in keys and "ttft_p99_s" not in keys
+    assert "itl_p99_s" in [figure.key for figure in report(GPU).headline]
+
+
+def test_percentiles_that_no_sample_supports_have_no_column():
+    short = simulated_run(seconds=0.4, load=2.0)
+    (found,) = (t for t in build_report(short).sections[4].summary)
+    most = max(row[1] for row in found.rows)
+
+    assert most < 2000
+    assert "p99.9" not in [column.label for column in found.columns]
+    assert "p99.9 from 2,000 samples on" in found.caption
+
+
+@pytest.mark.parametrize(
+    ("steps_end_late", "cpu_ns", "expected"),
+    [
+        (True, 0, "the process hardly ran, in a step"),
+        (False, 0, "the process hardly ran, between steps"),
+        (False, 10**9, "no step: the caller's own time"),
+        (True, 10**9, "only decoding"),
+    ],
+)
+def test_a_gap_in_which_nothing_happened_says_where_the_time_went(steps_end_late, cpu_ns, expected):
+    ends = [10 * MS, 20 * MS, 900 * MS]
+    starts = [0, 10 * MS, (20 if steps_end_late else 890) * MS]
+    steps = StepTable()
+    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        step = Step(i, START_NS + start, START_NS + end, num_rows=1, sampled=(7,), mode="native")
+        for field in attrs.fields(StepTable):
+            getattr(steps, field.name).append(getattr(step, field.name))
+    times = array("q", (START_NS, START_NS + 1000 * MS))
+    series = {"host.cpu_ns": Series(times, [0, cpu_ns])}
+    run = attrs.evolve(CPU, steps=steps, requests=(), events=(), series=series)
+
+    assert table(run, "latency", "The worst gaps").rows[0][-1] == expected

@@ -58,8 +58,8 @@ def sample(registry):
 
 
 def test_the_gap_between_two_tokens_falls_into_its_bucket(metrics, sample):
-    metrics.on_step(Step(1.0, sampled=(1, 2)))
-    metrics.on_step(Step(1.0018, sampled=(1,)))
+    metrics.on_steps([Step(1.0, sampled=(1, 2))])
+    metrics.on_steps([Step(1.0018, sampled=(1,))])
 
     assert sample("inter_token_latency_seconds_count") == 1
     assert sample("inter_token_latency_seconds_bucket", le="0.0015") == 0
@@ -68,8 +68,8 @@ def test_the_gap_between_two_tokens_falls_into_its_bucket(metrics, sample):
 
 
 def test_several_tokens_of_a_step_share_the_gap(metrics, sample):
-    metrics.on_step(Step(1.0, sampled=(1,)))
-    metrics.on_step(Step(1.009, sampled=(1, 1, 1)))
+    metrics.on_steps([Step(1.0, sampled=(1,))])
+    metrics.on_steps([Step(1.009, sampled=(1, 1, 1))])
 
     assert sample("inter_token_latency_seconds_count") == 3
     assert sample("inter_token_latency_seconds_sum") == pytest.approx(0.009)
@@ -80,9 +80,9 @@ def test_the_buckets_see_a_model_that_decodes_in_a_millisecond():
 
 
 def test_a_request_that_ended_gives_its_time_to_first_token_and_is_forgotten(metrics, sample):
-    metrics.on_step(Step(1.0, sampled=(1,)))
-    metrics.on_step(Step(1.1, finished=(Request(), Request(seq_ids=(9,), first_token_s=None))))
-    metrics.on_step(Step(99.0, sampled=(1,)))
+    metrics.on_steps([Step(1.0, sampled=(1,))])
+    metrics.on_steps([Step(1.1, finished=(Request(), Request(seq_ids=(9,), first_token_s=None)))])
+    metrics.on_steps([Step(99.0, sampled=(1,))])
 
     assert sample("time_to_first_token_seconds_count") == 1
     assert sample("requests_total", finish_reason="stop") == 2
@@ -90,20 +90,20 @@ def test_a_request_that_ended_gives_its_time_to_first_token_and_is_forgotten(met
 
 
 def test_replays_count_their_padding_by_bucket(metrics, sample):
-    metrics.on_step(Step(1.0, num_rows=3, mode="replay", bucket=4))
-    metrics.on_step(Step(1.1, num_rows=4, mode="replay", bucket=4))
-    metrics.on_step(Step(1.2, num_rows=9, mode="eager"))
+    metrics.on_steps([Step(1.0, num_rows=3, mode="replay", bucket=4)])
+    metrics.on_steps([Step(1.1, num_rows=4, mode="replay", bucket=4)])
+    metrics.on_steps([Step(1.2, num_rows=9, mode="eager")])
 
     assert sample("graph_replays_total", bucket="4") == 2
     assert sample("graph_padding_tokens_total", bucket="4") == 1
     assert sample("steps_total", mode="eager") == 1
 
 
-def test_each_block_is_in_one_state(metrics, sample):
-    metrics.on_step(Step(1.0, num_free_blocks=10, num_cached_blocks=4, num_used_blocks=6))
+def test_a_block_is_used_or_free_and_may_be_cached_in_either_state(metrics, sample):
+    metrics.on_steps([Step(1.0, num_free_blocks=10, num_cached_blocks=12, num_used_blocks=6)])
 
-    states = [sample("kv_blocks", state=state) for state in ("used", "cached", "free")]
-    assert states == [6, 4, 6]
+    assert [sample("kv_blocks", state=state) for state in ("used", "free")] == [6, 10]
+    assert sample("kv_blocks_cached") == 12
 
 
 def test_counters_of_sensors_only_ever_rise(metrics, sample):
@@ -127,7 +127,7 @@ def test_two_engines_on_one_registry_need_two_prefixes(registry):
 def test_no_label_can_grow_with_the_number_of_requests(metrics, registry):
     for i in range(50):
         finished = (Request(seq_ids=(i,)),)
-        metrics.on_step(Step(float(i), sampled=(i,), finished=finished))
+        metrics.on_steps([Step(float(i), sampled=(i,), finished=finished)])
     labels = {name for family in registry.collect() for s in family.samples for name in s.labels}
 
     assert labels <= {"mode", "bucket", "state", "finish_reason", "kind", "reason", "le"}
@@ -136,7 +136,7 @@ def test_no_label_can_grow_with_the_number_of_requests(metrics, registry):
 def test_the_server_answers_on_this_machine_only_and_ends_with_its_block(free_port):
     url = f"http://127.0.0.1:{free_port}/metrics"
     with serve(free_port) as metrics:
-        metrics.on_step(Step(1.0, sampled=(1,)))
+        metrics.on_steps([Step(1.0, sampled=(1,))])
         text = urllib.request.urlopen(url, timeout=10).read().decode()
 
     assert "nanovllm_generated_tokens_total 1.0" in text

@@ -8,15 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.stats import (
-    SAMPLES_NEEDED,
-    Distribution,
-    itl_counts,
-    log_histogram,
-    stall_counts,
-    token_gaps,
-    tpot_s,
-)
+from telemetry.gaps import token_gaps, tpot_s
+from telemetry.stats import Distribution, log_histogram
+
+SAMPLES_NEEDED = {"p50": 1, "p90": 20, "p95": 40, "p99": 200, "p99.9": 2000}
 
 latencies = st.floats(1e-6, 1e3)
 samples = st.lists(latencies, min_size=1, max_size=300)
@@ -24,7 +19,7 @@ samples = st.lists(latencies, min_size=1, max_size=300)
 
 def test_an_empty_sample_has_no_distribution():
     assert Distribution.of([]) is None
-    assert Distribution.of_counts({1.0: 0}) is None
+    assert Distribution.of([1.0], [0]) is None
 
 
 @given(samples)
@@ -58,12 +53,12 @@ def test_mean_min_and_max_are_those_of_the_sample(values):
 def test_counts_say_the_same_as_the_values_written_out(counts):
     values = [value for value, count in counts.items() for _ in range(count)]
 
-    assert Distribution.of_counts(counts) == Distribution.of(values)
+    assert Distribution.of(counts.keys(), list(counts.values())) == Distribution.of(values)
 
 
 @given(st.lists(st.floats(-1, 0) | st.floats(1e-12, 1e6), max_size=100))
 def test_a_histogram_counts_every_sample_in_its_bucket(values):
-    found = log_histogram(Counter(values))
+    found = log_histogram(values)
 
     assert sum(found.counts) + found.num_not_positive == len(values)
     for low, high, count in zip(found.edges, found.edges[1:], found.counts, strict=False):
@@ -72,7 +67,7 @@ def test_a_histogram_counts_every_sample_in_its_bucket(values):
 
 @given(samples, st.sampled_from([2, 3, 4]))
 def test_a_coarser_histogram_counts_the_same_samples_in_wider_buckets(values, factor):
-    found = log_histogram(Counter(values)).coarser(factor)
+    found = log_histogram(values).coarser(factor)
 
     assert sum(found.counts) == len(values)
     for low, high, count in zip(found.edges, found.edges[1:], found.counts, strict=False):
@@ -81,13 +76,23 @@ def test_a_coarser_histogram_counts_the_same_samples_in_wider_buckets(values, fa
 
 
 def test_histograms_of_two_runs_share_one_grid():
-    one, other = log_histogram({0.0021: 1, 0.9: 1}), log_histogram({0.003: 1, 17.0: 1})
+    one, other = log_histogram([0.0021, 0.9]), log_histogram([0.003, 17.0])
 
     assert set(one.edges) & set(other.edges)
     assert 1.0 in one.coarser(4).edges or 1.0 in other.edges
 
 
-steps = st.lists(st.lists(st.integers(0, 5), max_size=8), max_size=40)
+# Batches that stay together for some steps, as they do in an engine.
+steps = st.lists(
+    st.tuples(st.lists(st.integers(0, 5), max_size=8), st.integers(1, 4)), max_size=20
+).map(lambda batches: [batch for batch, num_steps in batches for _ in range(num_steps)])
+
+
+def counted(values, counts):
+    found = Counter()
+    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+        found[value] += count
+    return found
 
 
 @given(steps)
@@ -103,15 +108,17 @@ def test_gaps_are_those_that_a_reader_of_each_sequence_would_time(sampled):
 
     gaps = token_gaps(ends_s, sampled)
 
-    assert itl_counts(gaps) == Counter(itl)
-    assert stall_counts(gaps) == Counter(stall)
+    assert counted(gaps.itl_s, gaps.num_tokens * gaps.num_seqs) == Counter(itl)
+    assert counted(gaps.stall_s, gaps.num_seqs) == Counter(stall)
+    assert gaps.itl() == Distribution.of(itl)
+    assert gaps.stall() == Distribution.of(stall)
 
 
 def test_several_tokens_in_a_step_share_the_gap_while_the_stall_is_all_of_it():
     gaps = token_gaps([1.0, 1.75], [[7], [7, 7, 7]])
 
-    assert itl_counts(gaps) == {0.25: 3}
-    assert stall_counts(gaps) == {0.75: 1}
+    assert counted(gaps.itl_s, gaps.num_tokens * gaps.num_seqs) == {0.25: 3}
+    assert counted(gaps.stall_s, gaps.num_seqs) == {0.75: 1}
 
 
 def test_time_per_output_token_leaves_out_the_first():
