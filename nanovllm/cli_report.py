@@ -34,19 +34,20 @@ def report(
         from telemetry.sinks.perfetto import write_trace
 
         recorded_run = _read(run)
-        whole = build_report(recorded_run)
-        if html is None and json is None and perfetto is None:
-            whole.to_terminal()
-        if html is not None:
-            whole.to_html(html)
-            typer.echo(f"wrote {html}", err=True)
-        if json is not None:
-            whole.to_json(json)
-            typer.echo(f"wrote {json}", err=True)
-        if perfetto is not None:
-            trace = write_trace(recorded_run, perfetto)
-            cut = f"; {trace.num_cut:,} more were cut" if trace.num_cut else ""
-            typer.echo(f"wrote {perfetto}, {trace.num_events:,} events{cut}", err=True)
+        with _values_as_written(run):
+            whole = build_report(recorded_run)
+            if html is None and json is None and perfetto is None:
+                whole.to_terminal()
+            if html is not None:
+                whole.to_html(html)
+                typer.echo(f"wrote {html}", err=True)
+            if json is not None:
+                whole.to_json(json)
+                typer.echo(f"wrote {json}", err=True)
+            if perfetto is not None:
+                trace = write_trace(recorded_run, perfetto)
+                cut = f"; {trace.num_cut:,} more were cut" if trace.num_cut else ""
+                typer.echo(f"wrote {perfetto}, {trace.num_events:,} events{cut}", err=True)
 
 
 def top(
@@ -109,9 +110,27 @@ def _read(path: Path) -> "Run":
     from telemetry import TelemetryError, read_run
 
     try:
-        return read_run(path)
+        with _values_as_written(path):
+            return read_run(path)
     except (OSError, TelemetryError) as error:
         raise _unreadable(path, error) from error
+
+
+@contextmanager
+def _values_as_written(path: Path) -> Iterator[None]:
+    """A file whose lines are those of a run, but hold values that none has, is a wrong file."""
+    # Delayed: only for those who report.
+    from telemetry import TelemetryError
+
+    try:
+        yield
+    except TelemetryError:
+        raise  # it says what is wrong
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise RequestError(
+            f"{str(path)!r} holds values that no recorded run has ({type(error).__name__}: "
+            f"{error}); it was changed since it was recorded."
+        ) from error
 
 
 def _unreadable(path: Path, error: Exception) -> RequestError:

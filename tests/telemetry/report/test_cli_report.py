@@ -1,6 +1,7 @@
 """`nanovllm report`, `nanovllm top` and `nanovllm generate --telemetry`, inside the process."""
 
 import json
+import random
 
 import pytest
 from typer.testing import CliRunner
@@ -112,3 +113,22 @@ def test_a_path_that_can_not_be_recorded_to_is_refused_before_a_model_is_loaded(
         result = run("generate", "--telemetry", str(path), "abc")
 
         assert_fails_in_one_line(result, 2, "--telemetry", str(path))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_values_that_no_run_has_are_wrong_usage_and_one_line(tmp_path, seed):
+    """A value of another type, put anywhere: the report comes, or a line says what is wrong."""
+    rng = random.Random(seed)
+    lines = (FOLDER / "cpu.jsonl").read_text(encoding="utf-8").splitlines()
+    index = rng.randrange(len(lines))
+    row = json.loads(lines[index])
+    name = rng.choice([name for name in row if name != "type"])
+    row[name] = rng.choice(["text", None, [1], {"a": 2}, True])
+    lines[index] = json.dumps(row)
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    result = invoke("report", str(path), "--html", str(tmp_path / "out.html"))
+
+    if result.exit_code != 0:
+        assert_fails_in_one_line(result, 2, "run.jsonl")
