@@ -3,6 +3,7 @@
 #   make demo    generate text with a real model on this machine
 #   make test    run the tests
 #   make lint    formatting, lint and types
+#   make core-coverage   the core's tests, which reach every line and branch of it
 #   make bench   the suites of bench/, some minutes
 #   make bench-compare BASE=COMMIT   this working tree against a commit, in turn on this machine
 #   make clean   remove the environment and every cache in this folder
@@ -14,7 +15,7 @@ INSTALLED := $(VENV)/installed
 
 DEMO_PROMPT ?= Explain in three sentences why the sky is blue.
 
-.PHONY: demo test lint bench bench-compare clean
+.PHONY: demo test lint core-coverage bench bench-compare clean
 .SUFFIXES:
 
 demo: $(INSTALLED)
@@ -30,6 +31,12 @@ lint: $(INSTALLED)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+# Not through pytest-cov, which starts after the plugins of pytest were imported, ours among them.
+core-coverage: $(INSTALLED)
+	@echo "== coverage of nanovllm/core" >&2
+	@$(BIN)/coverage run --branch --source=nanovllm/core -m pytest tests/core -q
+	@$(BIN)/coverage report --skip-covered --fail-under=100
 
 bench: $(INSTALLED)
 	@echo "== benchmarks" >&2

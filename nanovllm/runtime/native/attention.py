@@ -81,15 +81,16 @@ def attend_part(
             4 * PART, ahead,
         )  # fmt: skip
     peaks, sums = floats(result, num_rows), floats(result + 4 * capacity, num_rows)
+    num_weights = count + count % 2  # values are read in pairs
     for row in range(num_rows):
         seen = min(first_position + row // num_heads + 1 - first, count)
         row_weights = tile_inputs(kind, weights, (row + 1) * PART)[row * PART :]
         row_scores = row_of(scores, row, PART)
         if seen > 0:
-            peaks[row], sums[row] = weigh(row_scores, seen, count, scale, row_weights)
+            peaks[row], sums[row] = weigh(row_scores, seen, num_weights, scale, row_weights)
         else:
             peaks[row], sums[row] = np.float32(-np.inf), np.float32(0)
-            row_weights[:count] = 0  # the same bits in every type
+            row_weights[:num_weights] = 0  # the same bits in every type
     weight_stride = query_stride // head_dim * PART
     _add_values(
         kind, value_groups.ctypes.data, panel_stride, weights, weight_stride, num_rows, head_dim,
@@ -133,10 +134,8 @@ def merge(result: int, later: int, num_rows: int, head_dim: int, scale: Any) -> 
         theirs = exp((later_peaks[row] - peak) * scale)
         peaks[row] = peak
         sums[row] = sums[row] * mine + later_sums[row] * theirs
-        total, other = (
-            attended_row(result, row, num_rows, head_dim),
-            attended_row(later, row, num_rows, head_dim),
-        )
+        total = attended_row(result, row, num_rows, head_dim)
+        other = attended_row(later, row, num_rows, head_dim)
         for d in range(head_dim):
             total[d] = total[d] * mine + other[d] * theirs
 

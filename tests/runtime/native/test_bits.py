@@ -148,6 +148,22 @@ def test_long_contexts_give_the_logits_of_transformers(make_sequences):
         torch.testing.assert_close(logits, expected[row], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_scratch_memory_holds_does_not_matter(make_sequences, kind):
+    """Such as what a request left whose numbers had overflowed."""
+    sequences = make_sequences(kind, (21, 39, 7))
+    ranges = [(0, 0, 21), (1, 0, 39), (2, 0, 7)]
+    expected = sequences.run(*ranges)
+    cache, *scratch = sequences.program._memory._arrays
+    for array in scratch:
+        if array.dtype != np.int32:
+            array.view(np.uint8)[...] = 0xFF  # of floats of any size: no number
+    again = sequences.run(*ranges)
+
+    assert torch.equal(again, expected)
+    assert torch.equal(sequences.run((0, 20, 21), (1, 38, 39)), expected[:2])
+
+
 def test_a_number_that_is_none_stays_one_in_int8(make_sequences):
     sequences = make_sequences("int8", (4,))
     model = sequences.program._model
