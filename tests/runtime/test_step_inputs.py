@@ -74,7 +74,11 @@ CHOICES = [
 ]
 
 
-@pytest.mark.parametrize(("how", "params"), CHOICES, ids=str)
+@pytest.mark.parametrize(
+    ("how", "params"),
+    CHOICES,
+    ids=lambda given: given if isinstance(given, str) else " ".join(given),
+)
 def test_a_row_is_dealt_with_where_it_can_be(how, params):
     assert how_to_choose([row(**params)], VOCAB_SIZE) == how
 
