@@ -1,5 +1,7 @@
 """Operators that attend over the paged K/V cache."""
 
+from typing import Any
+
 import torch
 
 from nanovllm.kernels.reference import attention
@@ -47,34 +49,14 @@ def paged_decode(
 
 
 @paged_decode.register_kernel("cuda")
-def _(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    block_size: int,
-    scale: float,
-    num_splits: int,
-) -> torch.Tensor:
+def _(*args: Any) -> torch.Tensor:
     from nanovllm.kernels.triton import decode as kernels
 
-    return kernels.paged_decode(
-        query, key_cache, value_cache, block_tables, context_lens, block_size, scale, num_splits
-    )
+    return kernels.paged_decode(*args)
 
 
 @paged_decode.register_fake
-def _(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    block_size: int,
-    scale: float,
-    num_splits: int,
-) -> torch.Tensor:
+def _(query: torch.Tensor, *_: object) -> torch.Tensor:
     return query.new_empty(query.shape)
 
 
@@ -120,42 +102,12 @@ def paged_prefill(
 
 
 @paged_prefill.register_kernel("cuda")
-def _(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    max_seqlen_q: int,
-    block_size: int,
-    scale: float,
-) -> torch.Tensor:
+def _(*args: Any) -> torch.Tensor:
     from nanovllm.kernels.triton import prefill as kernels
 
-    return kernels.paged_prefill(
-        query,
-        key_cache,
-        value_cache,
-        block_tables,
-        context_lens,
-        cu_seqlens_q,
-        max_seqlen_q,
-        block_size,
-        scale,
-    )
+    return kernels.paged_prefill(*args)
 
 
 @paged_prefill.register_fake
-def _(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    context_lens: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    max_seqlen_q: int,
-    block_size: int,
-    scale: float,
-) -> torch.Tensor:
+def _(query: torch.Tensor, *_: object) -> torch.Tensor:
     return query.new_empty(query.shape)

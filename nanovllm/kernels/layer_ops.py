@@ -1,5 +1,7 @@
 """Operators between the matrix products of a layer: norms, rope with the K/V store, activation."""
 
+from typing import Any
+
 import torch
 
 from nanovllm.kernels.reference import layers
@@ -21,10 +23,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 @rms_norm.register_kernel("cuda")
-def _(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _(*args: Any) -> torch.Tensor:
     from nanovllm.kernels.triton import norm as kernels
 
-    return kernels.rms_norm(x, weight, eps)
+    return kernels.rms_norm(*args)
 
 
 @rms_norm.register_fake
@@ -51,10 +53,10 @@ def add_rms_norm(
 
 
 @add_rms_norm.register_kernel("cuda")
-def _(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def _(*args: Any) -> torch.Tensor:
     from nanovllm.kernels.triton import norm as kernels
 
-    return kernels.add_rms_norm(x, residual, weight, eps)
+    return kernels.add_rms_norm(*args)
 
 
 @add_rms_norm.register_fake
@@ -76,10 +78,10 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 @silu_mul.register_kernel("cuda")
-def _(gate_up: torch.Tensor) -> torch.Tensor:
+def _(*args: Any) -> torch.Tensor:
     from nanovllm.kernels.triton import activation as kernels
 
-    return kernels.silu_mul(gate_up)
+    return kernels.silu_mul(*args)
 
 
 @silu_mul.register_fake
@@ -123,22 +125,10 @@ def qkv_rope_store(
 
 
 @qkv_rope_store.register_kernel("cuda")
-def _(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    cos_sin: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-) -> torch.Tensor:
+def _(*args: Any) -> torch.Tensor:
     from nanovllm.kernels.triton import rope_store as kernels
 
-    return kernels.qkv_rope_store(
-        qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, eps, key_cache, value_cache
-    )
+    return kernels.qkv_rope_store(*args)
 
 
 @qkv_rope_store.register_fake

@@ -1,5 +1,7 @@
 """Random numbers on the device, made of a key and a counter alone."""
 
+from typing import Any
+
 import torch
 
 from nanovllm.kernels.reference import philox
@@ -23,10 +25,10 @@ def uniform(
 
 
 @uniform.register_kernel("cuda")
-def _(seed_low: torch.Tensor, seed_high: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    from nanovllm.kernels.triton import philox
+def _(*args: Any) -> torch.Tensor:
+    from nanovllm.kernels.triton import philox as kernels
 
-    return philox.uniform(seed_low, seed_high, position)
+    return kernels.uniform(*args)
 
 
 @uniform.register_fake

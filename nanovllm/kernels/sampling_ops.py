@@ -1,5 +1,7 @@
 """Operators that choose a token from logits."""
 
+from typing import Any
+
 import torch
 
 from nanovllm.kernels.reference import sampling
@@ -20,10 +22,10 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @greedy.register_kernel("cuda")
-def _(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
     from nanovllm.kernels.triton import greedy as kernels
 
-    return kernels.greedy(logits)
+    return kernels.greedy(*args)
 
 
 @greedy.register_fake
@@ -64,17 +66,10 @@ def sample_any(
 
 
 @sample_any.register_kernel("cuda")
-def _(
-    logits: torch.Tensor,
-    peak: torch.Tensor,
-    temperature: torch.Tensor,
-    min_p: torch.Tensor,
-    uniform: torch.Tensor,
-    greedy_ids: torch.Tensor,
-) -> torch.Tensor:
+def _(*args: Any) -> torch.Tensor:
     from nanovllm.kernels.triton import sample as kernels
 
-    return kernels.sample_any(logits, peak, temperature, min_p, uniform, greedy_ids)
+    return kernels.sample_any(*args)
 
 
 @sample_any.register_fake

@@ -1,5 +1,7 @@
 """Operators at both ends of a decode step: what it reads from the host, and the tokens it keeps."""
 
+from typing import Any
+
 import torch
 
 from nanovllm.kernels.reference import steps
@@ -36,31 +38,15 @@ def decode_inputs(
 
 
 @decode_inputs.register_kernel("cuda")
-def _(
-    kept: torch.Tensor,
-    source: torch.Tensor,
-    token: torch.Tensor,
-    context_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    num_rows: torch.Tensor,
-    block_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    from nanovllm.kernels.triton import steps
+def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    from nanovllm.kernels.triton import steps as kernels
 
-    return steps.decode_inputs(
-        kept, source, token, context_lens, block_tables, num_rows, block_size
-    )
+    return kernels.decode_inputs(*args)
 
 
 @decode_inputs.register_fake
 def _(
-    kept: torch.Tensor,
-    source: torch.Tensor,
-    token: torch.Tensor,
-    context_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    num_rows: torch.Tensor,
-    block_size: int,
+    kept: torch.Tensor, source: torch.Tensor, *_: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (
         source.new_empty(source.shape),
@@ -86,12 +72,10 @@ def keep_tokens(
 
 
 @keep_tokens.register_kernel("cuda")
-def _(
-    token_ids: torch.Tensor, peak: torch.Tensor, offset: torch.Tensor, kept: torch.Tensor
-) -> None:
-    from nanovllm.kernels.triton import steps
+def _(*args: Any) -> None:
+    from nanovllm.kernels.triton import steps as kernels
 
-    steps.keep_tokens(token_ids, peak, offset, kept)
+    kernels.keep_tokens(*args)
 
 
 @keep_tokens.register_fake

@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
+from nanovllm.kernels.reference.weights import (
+    MAX_TEMPERATURE,
+    WEIGHT_ONE,
+    pick,
+    target_weight,
+    weigh,
+)
 from nanovllm.runtime.nucleus import keep_nucleus
 from nanovllm.runtime.philox import uniform
 from nanovllm.runtime.ranking import largest, settle_ties
 from nanovllm.runtime.sampling import SamplingRow
-from nanovllm.runtime.weights import WEIGHT_ONE, pick, target_weight, weigh
-
-_MAX_TEMPERATURE = 1e30
-"""More would be infinite in float32, and -inf / inf is NaN. Every distribution is flat by then."""
 
 _NUCLEUS_GUESS = 256
 """How many of the largest logits to look for `top_p` in first. Most often that is enough."""
@@ -130,7 +133,7 @@ def _weigher(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """A function from logits, `[R, C]`, to weights after temperature and `min_p`."""
     temperature = _column(
-        (min(row.params.temperature, _MAX_TEMPERATURE) for row in rows), peak.device
+        (min(row.params.temperature, MAX_TEMPERATURE) for row in rows), peak.device
     ).float()
     min_weight = None
     if any(row.params.min_p > 0 for row in rows):

@@ -12,10 +12,10 @@ import torch
 
 from nanovllm.core import Batch
 from nanovllm.core.batch import Int32Array
+from nanovllm.kernels.reference.weights import WEIGHT_ONE, weigh
 from nanovllm.outputs import TokenLogprobs
 from nanovllm.runtime.ranking import largest, settle_ties
 from nanovllm.runtime.sampling import LOGPROB_FLOOR, SamplingRow
-from nanovllm.runtime.weights import WEIGHT_ONE, weigh
 
 SCORED_BYTES = 2**24
 """Logits of prompt positions, as float32, that are worth having in memory at a time."""

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanovllm.core import Batch
-from nanovllm.kernels.reference.sampling import MAX_TEMPERATURE
+from nanovllm.kernels.reference.weights import MAX_TEMPERATURE
 from nanovllm.runtime.decode_program import NO_SOURCE, Variant
 from nanovllm.runtime.sampling import GREEDY_BELOW, SamplingRow
 

@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanovllm.kernels import ops
-from nanovllm.kernels.reference import sampling
+from nanovllm.kernels.reference import sampling, weights
 from nanovllm.runtime import draw as runtime_draw
-from nanovllm.runtime import weights
 from nanovllm.runtime.philox import uniform
 from nanovllm.runtime.ranking import best
 from nanovllm.runtime.sampler import sample
@@ -21,7 +20,7 @@ LOGITS = st.sampled_from([0.0, -0.0, 1.5, 1.5, -2.0, 3.25, -INF])
 
 def test_the_constants_are_those_of_the_runtime():
     assert sampling.WEIGHT_ONE == weights.WEIGHT_ONE
-    assert sampling.MAX_TEMPERATURE == runtime_draw._MAX_TEMPERATURE
+    assert sampling.MAX_TEMPERATURE == runtime_draw.MAX_TEMPERATURE
 
 
 @given(st.lists(LOGITS | st.sampled_from([INF, NAN]), min_size=1, max_size=12))
@@ -49,7 +48,9 @@ def test_draws_are_the_samplers(rows, vocab_size, dtype):
     generator = torch.Generator().manual_seed(len(rows))
     logits = (5 * torch.randn(len(rows), vocab_size, generator=generator)).to(dtype)
     ids, peak = ops.greedy(logits)
-    temperature = torch.tensor([params.temperature for params, _, _ in rows], dtype=torch.float64)
+    # 0 marks a row as greedy, as one with a tiny temperature is.
+    given = [0.0 if row(*one).is_greedy else one[0].temperature for one in rows]
+    temperature = torch.tensor(given, dtype=torch.float64)
     min_p = torch.tensor([params.min_p for params, _, _ in rows])
     numbers = uniform([seed for _, seed, _ in rows], [position for _, _, position in rows])
     drawn = ops.sample_any(logits, peak, temperature.float(), min_p, torch.from_numpy(numbers), ids)

@@ -2,11 +2,7 @@
 
 import torch
 
-WEIGHT_ONE = 2**40
-"""The weight of a row's most likely token. The sum of 2**22 of them still fits an int64."""
-
-MAX_TEMPERATURE = 1e30
-"""More would be infinite in float32, and -inf / inf is NaN. Every distribution is flat by then."""
+from nanovllm.kernels.reference.weights import MAX_TEMPERATURE, WEIGHT_ONE, pick, weigh
 
 
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,9 +24,6 @@ def sample_any(
     draws = (temperature > 0) & peak.isfinite()
     # Rows that do not draw are computed all the same, with numbers that do no harm.
     divisor = torch.where(draws, temperature, 1.0).clamp(max=MAX_TEMPERATURE)
-    weights = (logits.float() - peak[:, None]).div_(divisor[:, None]).exp_().mul_(WEIGHT_ONE)
-    weights.mul_(weights >= (min_p * WEIGHT_ONE)[:, None])
-    cumulative = weights.long().cumsum(dim=-1)
-    target = (cumulative[:, -1:] * uniform[:, None]).long()
-    drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return torch.where(draws, drawn, greedy_ids)
+    min_weight = min_p * WEIGHT_ONE
+    weights = weigh(logits.float(), peak[:, None], divisor[:, None], min_weight[:, None])
+    return torch.where(draws, pick(weights, uniform[:, None]), greedy_ids)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from nanovllm.kernels.geometry import next_power_of_2, vocab_tile
-from nanovllm.kernels.reference.sampling import MAX_TEMPERATURE, WEIGHT_ONE
+from nanovllm.kernels.reference.weights import MAX_TEMPERATURE, WEIGHT_ONE
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
 
 

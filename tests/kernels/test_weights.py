@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanovllm.runtime.weights import WEIGHT_ONE, pick, target_weight, weigh
+from nanovllm.kernels.reference.weights import WEIGHT_ONE, pick, target_weight, weigh
 
 
 class TestWeigh:

@@ -11,6 +11,9 @@ import torch
 WEIGHT_ONE = 2**40
 """The weight of a row's most likely token. The sum of 2**22 of them still fits an int64."""
 
+MAX_TEMPERATURE = 1e30
+"""More would be infinite in float32, and -inf / inf is NaN. Every distribution is flat by then."""
+
 _LEAST_POWER = -64.0
 """`exp` of it is far below the least weight, 2**-40, and still a normal float32."""
 
