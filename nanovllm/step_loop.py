@@ -13,7 +13,7 @@ plans are values.
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ReadOnlySequence
 
 import attrs
@@ -23,6 +23,7 @@ from nanovllm.core import (
     SchedulerLimits,
     Sequence,
     SequenceOutput,
+    SequenceStatus,
     StepPlan,
     abort,
     advance,
@@ -141,22 +142,32 @@ class StepLoop:
                 self._airborne.clear()
             self.is_ahead = bool(self._airborne)
         except Exception as error:  # noqa: BLE001  # whatever it is, it is these requests' end
-            in_air = [seq for step in self._airborne for seq in step.plan.scheduled]
+            ended = self._fail((*self._in_air(), *self._planned()), error)
             self._airborne.clear()
             self.is_ahead = False
-            return changed + self._fail(in_air, error), None
+            return changed + ended, None
         self._totals.num_steps += 1
         return changed, Stepped(step, sampled.token_ids, trace, executed_s)
 
     def recover(self) -> None:
         """Make state and requests agree again after something was cut off in the middle."""
-        for step in self._airborne:
-            for seq in step.plan.scheduled:
-                self._live.state = abort(self._live.state, seq.seq_id)
+        for seq in self._in_air():
+            self._live.state = abort(self._live.state, seq.seq_id)
         self._airborne.clear()
         self.is_ahead = False
         self._live.recover()
         self.executor.recover()
+
+    def _in_air(self) -> Iterator[Sequence]:
+        """What the steps on their way compute."""
+        for step in self._airborne:
+            yield from step.plan.scheduled
+
+    def _planned(self) -> Iterator[Sequence]:
+        """What a step is to compute, submitted or not."""
+        for seq in (*self._live.state.running, *self._live.state.waiting):
+            if seq.num_scheduled_tokens:
+                yield seq
 
     # In the order in which it happens.
 
@@ -173,7 +184,7 @@ class StepLoop:
             if not plan.scheduled:
                 return False
             try:
-                self._submit(plan, start_s, previous=None)
+                self._submit(plan, self._sampling_rows(plan), start_s, previous=None)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
@@ -196,12 +207,13 @@ class StepLoop:
         state, plan = schedule(self._live.state, self._limits)
         if not plan.scheduled or plan.num_prefill_tokens or plan.preempted:
             return
-        if not self.executor.may_run_ahead([self._sampling_row(seq) for seq in plan.scheduled]):
+        rows = self._sampling_rows(plan)
+        if not self.executor.may_run_ahead(rows):
             return
         before = self._live.state
         self._live.state = state
         try:
-            self._submit(plan, start_s, previous=step.plan)
+            self._submit(plan, rows, start_s, previous=step.plan)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -213,15 +225,19 @@ class StepLoop:
         self._live.state = advance(self._live.state)
         step.is_advanced = True
 
-    def _submit(self, plan: StepPlan, start_s: float, previous: StepPlan | None) -> None:
+    def _submit(
+        self,
+        plan: StepPlan,
+        rows: list[SamplingRow],
+        start_s: float,
+        previous: StepPlan | None,
+    ) -> None:
         submit_s = time.perf_counter()
         batch = build_batch(plan, previous)
         sampled_rows = batch.sampled_rows.tolist()
-        rows = [self._sampling_row(plan.scheduled[row]) for row in sampled_rows]
-        flight = _Grounded()
-        # Noted before it is submitted, so that an error or an interrupt finds what it is about.
+        # Noted before it is submitted, so that an interrupt finds what it is about.
         step = Airborne(
-            plan, sampled_rows, flight, start_s, submit_s, was_ahead=previous is not None
+            plan, sampled_rows, _Grounded(), start_s, submit_s, was_ahead=previous is not None
         )
         self._airborne.append(step)
         step.flight = self.executor.submit(batch, rows)
@@ -235,6 +251,11 @@ class StepLoop:
                 self._totals.num_prefix_hit_tokens += num_tokens
             request.note_scheduled(now_s, num_tokens)
         self._totals.num_preemptions += len(plan.preempted)
+
+    def _sampling_rows(self, plan: StepPlan) -> list[SamplingRow]:
+        """One for each sequence that gets a token, in order: for a batch's `sampled_rows`."""
+        running = SequenceStatus.RUNNING
+        return [self._sampling_row(seq) for seq in plan.scheduled if seq.status is running]
 
     def _sampling_row(self, seq: Sequence) -> SamplingRow:
         _, completion = self._live.by_seq_id[seq.seq_id]

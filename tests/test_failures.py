@@ -1,13 +1,16 @@
 """One request's trouble stays its own, and the engine goes on."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 import torch
 
+import nanovllm
 from nanovllm import SamplingParams
 from tests.checkpoints import greedy_tokens
 from tests.engines import greedy, is_idle, random_prompts, tiny_llm
+from tests.interrupts import interrupted_at
 
 HOLDING_THE_LOCK = ("hold", "_abort_dropped")
 
@@ -57,6 +60,31 @@ def test_a_second_failure_is_reported_like_the_first():
             llm._engine._loop.executor = executor
 
             assert "ValueError: again" in output.error
+
+
+@pytest.mark.parametrize("name", ["build_batch", "schedule"])
+def test_an_exception_while_a_step_is_prepared_fails_what_was_planned(monkeypatch, name):
+    """Before anything was submitted: a step that has no executor to fail in."""
+    from nanovllm import step_loop
+
+    with tiny_llm() as llm, monkeypatch.context() as patch:
+        function, calls = getattr(step_loop, name), []
+
+        def raises_once(*args):
+            calls.append(args)
+            if len(calls) == 2:
+                raise RuntimeError("out of cheese")
+            return function(*args)
+
+        patch.setattr(step_loop, name, raises_once)
+        outputs = llm.generate(random_prompts(3), greedy(6))
+        if name == "build_batch":
+            assert [output.finish_reason for output in outputs] == ["error"] * 3
+            assert all("out of cheese" in output.error for output in outputs)
+        else:  # nothing was planned yet: nothing is lost
+            assert [output.finish_reason for output in outputs] == ["length"] * 3
+        assert is_idle(llm)
+        assert llm.generate([1, 2], greedy(2))[0].finish_reason == "length"
 
 
 def test_an_interrupt_comes_out_and_leaves_nothing_behind():
@@ -132,43 +160,16 @@ def test_a_stream_that_is_collected_in_the_middle_of_anything_is_aborted_after_i
 
 def test_an_interrupt_at_any_line_leaves_state_and_requests_in_agreement():
     """Raised by a trace function, at every 7th line that the engine runs."""
-    import sys
-    from pathlib import Path
-
-    import nanovllm
-
     folder = str(Path(nanovllm.__file__).parent)
 
-    def interrupted_at(line, call):
-        count = 0
-
-        def trace(frame, event, _):
-            nonlocal count
-            code = frame.f_code
-            # Not where a lock is taken and let go: a trace function can cut in between the two
-            # halves of a `with`, which a signal can not.
-            if not code.co_filename.startswith(folder) or code.co_name in HOLDING_THE_LOCK:
-                return None
-            if event == "line":
-                count += 1
-                if count == line:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            call()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(before)
-        return False
+    def is_counted(code):
+        # Not where a lock is taken and let go: a trace function can cut in between the two halves
+        # of a `with`, which a signal can not.
+        return code.co_filename.startswith(folder) and code.co_name not in HOLDING_THE_LOCK
 
     with tiny_llm(attention_backend="torch") as llm:
         line = 1
-        while interrupted_at(line, lambda: llm.generate([[1, 2, 3], [4]], greedy(2))):
+        while interrupted_at(line, lambda: llm.generate([[1, 2, 3], [4]], greedy(2)), is_counted):
             assert llm.generate([5, 6], greedy(2))[0].finish_reason == "length"
             assert is_idle(llm)
             line += 7

@@ -81,15 +81,17 @@ class GraphExecutor:
         if len(batch.scored_indices):
             how = "host"
         assert batch.sources is None or how != "host", "these rows may not run ahead"
+        # What the host will choose is chosen greedily first: the step has to do something.
+        variant: Variant = "sample" if how == "sample" else "greedy"
         slot = self._staging.begin()
         start_s = time.perf_counter()
         source_offset = self._side * self._statics.layout.max_num_rows
         out_offset = (1 - self._side) * self._statics.layout.max_num_rows
         try:
             if self._captured is not None and batch.num_decodes == batch.num_seqs:
-                trace = self._submit_decodes(slot, batch, rows, how, out_offset, source_offset)
+                trace = self._submit_decodes(slot, batch, rows, variant, out_offset, source_offset)
             else:
-                trace = self._submit_mixed(slot, batch, rows, how, out_offset, source_offset)
+                trace = self._submit_mixed(slot, batch, rows, variant, out_offset, source_offset)
             tokens = self._statics.tokens[out_offset : out_offset + len(rows)]
             ticket = self._queue.download(tokens, slot.token_words[: len(rows)])
         except BaseException:
@@ -143,7 +145,7 @@ class GraphExecutor:
         slot: Slot,
         batch: Batch,
         rows: ReadOnlySequence[SamplingRow],
-        how: HowToChoose,
+        variant: Variant,
         out_offset: int,
         source_offset: int,
     ) -> StepTrace:
@@ -151,8 +153,6 @@ class GraphExecutor:
         start_s = time.perf_counter()
         assert self._captured is not None
         assert self._statics is not None
-        # What the host will choose is chosen greedily first: the step has to do something.
-        variant: Variant = "sample" if how == "sample" else "greedy"
         step = self._captured.step(batch.num_seqs, variant)
         slot.decode.pack(
             batch.num_seqs,
@@ -179,13 +179,12 @@ class GraphExecutor:
         slot: Slot,
         batch: Batch,
         rows: ReadOnlySequence[SamplingRow],
-        how: HowToChoose,
+        variant: Variant,
         out_offset: int,
         source_offset: int,
     ) -> StepTrace:
         """Run a step with prefills, or without graphs."""
         start_s = time.perf_counter()
-        variant: Variant = "sample" if how == "sample" else "greedy"
         arrays = {
             "input_ids": batch.input_ids,
             "positions": batch.positions,

@@ -1,7 +1,6 @@
 """An engine that is always a step ahead of a late device gives the tokens of one that waits."""
 
 import random
-import sys
 import threading
 
 import pytest
@@ -13,6 +12,7 @@ from nanovllm.engine_thread import EngineThread
 from nanovllm.runtime import graph_executor, staging
 from tests.checkpoints import greedy_tokens
 from tests.engines import SCHEDULES, greedy, is_idle, random_prompts
+from tests.interrupts import interrupted_at
 from tests.runtime.graph_engines import graph_llm
 from tests.runtime.simulated_queue import SimulatedQueue
 
@@ -233,31 +233,12 @@ def test_an_interrupt_at_any_line_of_the_executor_leaves_it_fit_for_the_next_ste
     prompts = random_prompts(3)
     want = [greedy_tokens("llama", prompt, 3) for prompt in prompts]
 
-    def interrupted_at(number, call):
-        count = 0
-
-        def line(frame, event, _):
-            nonlocal count
-            if event == "line":
-                count += 1
-                if count == number:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return line
-
-        before = sys.gettrace()
-        sys.settrace(lambda frame, *_: line if frame.f_code.co_filename in files else None)
-        try:
-            call()
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(before)
-        return False
+    def is_counted(code):
+        return code.co_filename in files
 
     with graph_llm(max_num_seqs=4, sizes=(4,)) as llm:
         number = 1 + part
-        while interrupted_at(number, lambda: llm.generate(prompts, greedy(3))):
+        while interrupted_at(number, lambda: llm.generate(prompts, greedy(3)), is_counted):
             assert is_idle(llm)
             outputs = llm.generate(prompts, greedy(3))
             assert [output.token_ids for output in outputs] == want, number
