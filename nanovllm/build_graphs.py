@@ -36,9 +36,8 @@ def log_event(event: Event) -> None:
 
 def attention_for(decoder: Decoder, config: ResolvedConfig, num_sms: int) -> PagedAttention:
     """The attention that a config names, for a device of so many multiprocessors."""
-    shape = AttentionShape(
-        num_kv_heads=decoder.config.num_kv_heads,
-        head_dim=decoder.config.head_dim,
+    shape = AttentionShape.of(
+        decoder.config,
         block_size=config.kvcache_block_size,
         max_model_len=config.max_model_len,
         num_sms=num_sms,

@@ -29,6 +29,7 @@ SMOLLM2_SHAPE = {
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
     "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
     "dtype": "bfloat16",
 }
 """What the built-in model's config says, so that it need not be fetched for this."""

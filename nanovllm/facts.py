@@ -1,12 +1,12 @@
 """Facts of an engine for reports: which model on which device, and the bytes that it holds."""
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import attrs
 import torch
 
 from nanovllm.model.decoder import Decoder
+from nanovllm.workloads.machine import cpu_name, installed_version
 
 
 def read_facts(
@@ -30,10 +30,7 @@ def read_facts(
 
 def package_version() -> str:
     """This package's version; "unknown" when it runs from a folder that was never installed."""
-    try:
-        return version("nanovllm")
-    except PackageNotFoundError:
-        return "unknown"
+    return installed_version("nanovllm") or "unknown"
 
 
 def weights_bytes(decoder: Decoder) -> int:
@@ -53,18 +50,3 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
         "uuid": str(properties.uuid),
         "name": properties.name,
     }
-
-
-def cpu_name() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass  # not Linux
-    # Delayed: rarely needed.
-    import platform
-
-    return platform.processor() or platform.machine()

@@ -12,6 +12,7 @@ import torch
 from graphs import plan_splits
 from nanovllm.kernels import ops
 from nanovllm.kernels.geometry import decode_tile
+from nanovllm.model.config import ModelConfig
 
 
 class PagedAttention(Protocol):
@@ -61,6 +62,13 @@ class AttentionShape:
     block_size: int
     max_model_len: int
     num_sms: int
+
+    @classmethod
+    def of(
+        cls, model: ModelConfig, *, block_size: int, max_model_len: int, num_sms: int
+    ) -> "AttentionShape":
+        """The one of a model on a device."""
+        return cls(model.num_kv_heads, model.head_dim, block_size, max_model_len, num_sms)
 
     @property
     def scale(self) -> float:

@@ -83,9 +83,8 @@ def verify_world(
 def attention_for(model: ModelConfig, geometry: Geometry) -> TritonAttention:
     """The operators of this package, planned as for a GPU."""
     return TritonAttention(
-        AttentionShape(
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
+        AttentionShape.of(
+            model,
             block_size=geometry.block_size,
             max_model_len=geometry.max_model_len,
             num_sms=_NUM_SMS,

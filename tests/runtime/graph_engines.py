@@ -13,9 +13,8 @@ from tests.engines import tiny_llm
 
 def attention_for(decoder, config):
     """The operators on a CPU, planned as for a device with many multiprocessors."""
-    shape = AttentionShape(
-        num_kv_heads=decoder.config.num_kv_heads,
-        head_dim=decoder.config.head_dim,
+    shape = AttentionShape.of(
+        decoder.config,
         block_size=config.kvcache_block_size,
         max_model_len=config.max_model_len,
         num_sms=132,

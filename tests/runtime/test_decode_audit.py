@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 import torch
 
+from bench.gpu_world import QWEN3_0_6B
 from graphs import EagerBackend, plan_buckets
 from graphs.audit import audit, has_fake_accelerator
 from graphs.backend import ignore_event
 from nanovllm import SamplingParams
 from nanovllm.core import Batch
+from nanovllm.doctor import SMOLLM2_SHAPE
 from nanovllm.model.config import read_model_config
 from nanovllm.runtime.captured_steps import VARIANTS, CapturedSteps
 from nanovllm.runtime.decode_program import DecodeStatics, decode_layout, decode_program
@@ -38,32 +40,9 @@ from tests.runtime.sampling_rows import leave_the_cores_to_others
 
 one_thread = pytest.fixture(autouse=True, scope="module")(leave_the_cores_to_others)
 
-QWEN3_06B = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151936,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "tie_word_embeddings": True,
-}
-SMOLLM2_135M = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
 ROOT = Path(__file__).parents[2]
 
-MODELS = {"qwen3-0.6b": QWEN3_06B, "smollm2-135m": SMOLLM2_135M}
+MODELS = {"qwen3-0.6b": QWEN3_0_6B, "smollm2-135m": SMOLLM2_SHAPE}
 
 NUM_KERNELS = {"paged_decode": 2}
 """Kernels that one of our operators launches, where it is not one: splits, then their sum."""
@@ -130,7 +109,7 @@ def test_a_layer_is_four_matrix_products_and_six_kernels(model):
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "MistralForCausalLM"])
 def test_so_it_is_in_families_with_biases_and_without(architecture):
-    model = {**SMOLLM2_135M, "architectures": [architecture]}
+    model = {**SMOLLM2_SHAPE, "architectures": [architecture]}
     layer = per_layer(model)
 
     assert layer["aten::mm"] + layer["aten::addmm"] == MATRIX_PRODUCTS_PER_LAYER
@@ -148,8 +127,8 @@ def test_a_step_waits_for_nothing_and_copies_nothing(model, variant):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_around_the_layers_there_is_little(variant):
-    outside = Counter(audit(program_maker(QWEN3_06B, variant, num_hidden_layers=1)).ops)
-    outside -= per_layer(QWEN3_06B, variant=variant)
+    outside = Counter(audit(program_maker(QWEN3_0_6B, variant, num_hidden_layers=1)).ops)
+    outside -= per_layer(QWEN3_0_6B, variant=variant)
 
     own = {name[len("nanovllm::") :]: n for name, n in outside.items() if "nanovllm" in name}
     assert own == OWN_OPS_OUTSIDE_LAYERS[variant]
@@ -175,7 +154,7 @@ def test_a_step_reads_each_weight_once(name):
 
 def test_the_batch_size_changes_no_operation():
     counts = {
-        bucket: dict(audit(program_maker(SMOLLM2_135M, "sample", bucket)).ops)
+        bucket: dict(audit(program_maker(SMOLLM2_SHAPE, "sample", bucket)).ops)
         for bucket in (1, 3, 16)
     }
 
@@ -184,10 +163,10 @@ def test_the_batch_size_changes_no_operation():
 
 BESIDE_A_HOST = """
 from graphs.audit import audit, fake_accelerator
-from tests.runtime.test_decode_audit import QWEN3_06B, program_maker
+from tests.runtime.test_decode_audit import QWEN3_0_6B, program_maker
 
 for variant in ("greedy", "sample"):
-    make = program_maker(QWEN3_06B, variant, num_hidden_layers=2)
+    make = program_maker(QWEN3_0_6B, variant, num_hidden_layers=2)
     with fake_accelerator() as device:
         step = audit(make, device)
     assert (step.copies, step.findings, step.is_complete) == ((), (), True), step

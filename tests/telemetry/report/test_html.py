@@ -125,7 +125,7 @@ def test_a_run_without_anything_in_it_still_makes_a_page(tmp_path):
         run, steps=type(run.steps)(), requests=(), series={}, ledgers=(), events=(), windows=()
     )
 
-    Outline(page(empty, tmp_path))
+    assert Outline(page(empty, tmp_path)).found
 
 
 def test_figures_without_a_value_stand_together_by_their_reason(tmp_path):
