@@ -22,7 +22,8 @@ from typing import Any, TextIO
 import attrs
 import torch
 
-from bench.gpu_stages import capture, kernels, latency, parity, probes
+from bench.gpu_kernels import kernels
+from bench.gpu_stages import capture, latency, parity, probes
 from bench.gpu_world import World, make_world
 from nanovllm.facts import package_version
 

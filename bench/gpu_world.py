@@ -7,7 +7,7 @@ import torch
 
 from graphs import EagerBackend, GraphBackend
 from nanovllm.build_graphs import attention_for, build_graph_executor, log_event
-from nanovllm.config import DeviceFacts, EngineConfig, ModelFacts, ResolvedConfig, resolve
+from nanovllm.config import DeviceFacts, EngineConfig, ModelFacts, ResolvedConfig
 from nanovllm.engine import Engine
 from nanovllm.facts import weights_bytes
 from nanovllm.model.config import ModelConfig, read_model_config
@@ -15,6 +15,7 @@ from nanovllm.model.decoder import Decoder
 from nanovllm.model.linear import PlainLinear
 from nanovllm.model.weights import load_decoder
 from nanovllm.prompts import Prompt
+from nanovllm.resolve import resolve
 from nanovllm.runtime.device_queue import DeviceQueue, ImmediateQueue
 from nanovllm.runtime.graph_executor import GraphExecutor
 from nanovllm.runtime.verify_model import RandomCheckpoint

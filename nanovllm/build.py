@@ -20,7 +20,6 @@ from nanovllm.config import (
     EngineConfig,
     ModelFacts,
     ResolvedConfig,
-    resolve,
 )
 from nanovllm.engine import Engine
 from nanovllm.errors import ConfigError
@@ -35,6 +34,7 @@ from nanovllm.model.safetensors_checkpoint import open_folder
 from nanovllm.model.weights import DTYPES, load_decoder
 from nanovllm.prompts import PromptReader
 from nanovllm.records import StepHook
+from nanovllm.resolve import resolve
 from nanovllm.runtime.executor import Executor, TorchExecutor
 from nanovllm.runtime.kv_cache import allocate_kv_cache
 from nanovllm.runtime.library_attention import AMPERE

@@ -11,10 +11,11 @@ import torch
 
 from nanovllm.build import find_device, open_checkpoint, read_device_facts
 from nanovllm.builtin_model import SMOLLM2_135M, cache_folder, cached_file
-from nanovllm.config import EngineConfig, ModelFacts, resolve
+from nanovllm.config import EngineConfig, ModelFacts
 from nanovllm.errors import ConfigError
 from nanovllm.hub import find_model
 from nanovllm.model.config import ModelConfig, read_model_config
+from nanovllm.resolve import resolve
 from nanovllm.runtime.threads import usable_threads
 from nanovllm.runtime.verify_graphs import verify_decode
 from nanovllm.runtime.verify_model import random_decoder, small_config

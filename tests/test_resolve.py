@@ -8,15 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanovllm.config import (
-    GRAPH_BYTES,
-    NUM_GRAPH_VARIANTS,
     DeviceFacts,
     EngineConfig,
     ModelFacts,
-    resolve,
 )
 from nanovllm.core import SchedulerLimits
 from nanovllm.errors import ConfigError
+from nanovllm.resolve import GRAPH_BYTES, NUM_GRAPH_VARIANTS, resolve
 
 GIB = 2**30
 

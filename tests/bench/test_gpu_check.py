@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import gpu_check, gpu_stages
+from bench import gpu_check, gpu_kernels
 from nanovllm.kernels import ops
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +54,7 @@ def test_a_kernel_that_is_wrong_decides_the_verdict(monkeypatch):
 
 
 def test_a_stage_that_breaks_is_said_and_fails_the_verdict(monkeypatch):
-    monkeypatch.setattr(gpu_stages, "_sampler_case", lambda *_: 1 / 0)
+    monkeypatch.setattr(gpu_kernels, "_sampler_case", lambda *_: 1 / 0)
     right, rows = one_stage("kernels")
 
     assert not right
