@@ -2,9 +2,11 @@
 
 import importlib
 import itertools
+import os
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,6 +167,60 @@ def openvino(threads: int, weights: str) -> Generate:
     return generate
 
 
+def vllm(threads: int, weights: str) -> Generate:
+    """The CPU build of vLLM in this process, compiled by torch as is its default."""
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{threads - 1}"
+    # Untyped, and in an environment of its own.
+    lib: Any = importlib.import_module("vllm")
+
+    llm = lib.LLM(
+        model=weights,
+        dtype="bfloat16",
+        max_model_len=2048,
+        max_num_seqs=8,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+    )
+    engine, numbers = llm.llm_engine, itertools.count()
+
+    def generate(prompts: Prompts, num_tokens: int) -> Times:
+        params = lib.SamplingParams(
+            temperature=0, max_tokens=num_tokens, ignore_eos=True, detokenize=False
+        )
+        times: Times = [[] for _ in prompts]
+        rows = {}
+        for row, prompt in enumerate(prompts):
+            name = str(next(numbers))
+            # Some versions give a request another name, and return it.
+            rows[name] = row
+            rows[engine.add_request(name, {"prompt_token_ids": prompt}, params)] = row
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            now = time.perf_counter()
+            for output in outputs:
+                mine = times[rows[output.request_id]]
+                mine += [now] * (len(output.outputs[0].token_ids) - len(mine))
+        return times
+
+    return generate
+
+
+def vllm_environment(python: str) -> dict[str, str]:
+    """What vLLM's guide for CPUs asks for: one process, its own OpenMP, and tcmalloc if there."""
+    libraries = [
+        Path(python).parent.parent / "lib" / "libiomp5.so",
+        Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"),
+    ]
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "LD_PRELOAD": ":".join(str(library) for library in libraries if library.exists()),
+    }
+
+
 class Engine(NamedTuple):
     """One to compare.
 
@@ -172,11 +228,13 @@ class Engine(NamedTuple):
         module: What has to be importable.
         make: From a number of threads and the weights.
         weights: Makes or finds the weights; the name of a file or folder.
+        environment: Variables that its process starts with, from the name of its interpreter.
     """
 
     module: str
     make: Callable[[int, str], Generate]
     weights: Callable[[], str]
+    environment: Callable[[str], dict[str, str]] = lambda _: {}
 
 
 ENGINES = {
@@ -184,6 +242,7 @@ ENGINES = {
     "transformers": Engine("transformers", transformers, peer_models.hugging_face_folder),
     "llama.cpp": Engine("llama_cpp", llama_cpp, partial(peer_models.gguf_file, "BF16")),
     "openvino": Engine("openvino_genai", openvino, partial(peer_models.openvino_folder, "fp16")),
+    "vllm": Engine("vllm", vllm, peer_models.hugging_face_folder, vllm_environment),
     "nanovllm-int8": Engine("nanovllm", partial(ours, dtype="int8"), str),
     "llama.cpp-q8": Engine("llama_cpp", llama_cpp, partial(peer_models.gguf_file, "Q8_0")),
     "openvino-int8": Engine(

@@ -94,15 +94,27 @@ class Worker:
             stderr=self._errors,
             text=True,
             cwd=Path(__file__).parent.parent,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+            env={
+                **os.environ,
+                **ENGINES[engine].environment(python),
+                "OMP_NUM_THREADS": str(threads),
+                "HF_HUB_OFFLINE": "1",
+            },
         )
+
+    def wait_until_loaded(self) -> None:
+        """Wait for its weights, and for whatever it compiles first."""
+        self._result()
 
     def measure(self, case: tuple[int, int, int]) -> dict[str, float]:
         """Run one case and wait for its result."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with suppress(BrokenPipeError):
             print(json.dumps(case), file=self._process.stdin, flush=True)
+        return self._result()
+
+    def _result(self) -> dict[str, float]:
+        assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(RESULT):
                 result: dict[str, float] = json.loads(line.removeprefix(RESULT))
@@ -112,8 +124,9 @@ class Worker:
 
 
 def serve(engine: str, threads: int, weights: str, *, real_time: bool) -> None:
-    """What a worker does: a case a line, a result a line."""
+    """What a worker does: an empty result once it has loaded, then one for each line, a case."""
     generate = ENGINES[engine].make(threads, weights)
+    print(RESULT + "{}", flush=True)
     for line in sys.stdin:
         result = run_case(generate, tuple(json.loads(line)), real_time=real_time)
         print(RESULT + json.dumps(result), flush=True)
@@ -152,6 +165,8 @@ def main() -> None:
         )
         for name in engines
     }
+    for worker in workers.values():  # what is timed below has the machine to itself
+        worker.wait_until_loaded()
     for case in (CASES[place] for place in options.cases):
         results: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
         for _ in range(options.rounds):
