@@ -7,6 +7,8 @@ it is the same when the row is computed by itself, next to others, or again afte
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from nanovllm.outputs import TokenLogprobs
@@ -20,9 +22,11 @@ __all__ = [
     "Sampled",
     "SamplingRow",
     "TokenLogprobs",
+    "all_plain_greedy",
     "is_plain_greedy",
     "sample",
     "sample_greedy",
+    "unless_broken",
 ]
 
 
@@ -62,12 +66,12 @@ def _joined(each: Sequence[Sampled]) -> Sampled:
 
 
 def _sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> Sampled:
-    if all(row.allowed_tokens is None and is_plain_greedy(row.params) for row in rows):
+    if all_plain_greedy(rows):
         return Sampled(sample_greedy(logits), None)
     given = logits.detach().float().contiguous()
     adjusted = adjust(given, rows)
     ids, peak = best(adjusted)
-    token_ids = _unless_broken(ids, peak)
+    token_ids = unless_broken(ids, peak)
     drawn = [i for i, row in enumerate(rows) if token_ids[i] is not None and not row.is_greedy]
     if drawn:
         if len(drawn) < len(rows):
@@ -88,9 +92,17 @@ def sample_greedy(logits: torch.Tensor) -> list[int | None]:
     """
     # No copy if it is float32. If it is not, the copy and the search in it are still faster than
     # a search in half precision, on a CPU by a factor of twenty.
-    return _unless_broken(*best(logits.detach().float()))
+    return unless_broken(*best(logits.detach().float()))
 
 
-def _unless_broken(ids: torch.Tensor, peak: torch.Tensor) -> list[int | None]:
+def all_plain_greedy(rows: Sequence[SamplingRow]) -> bool:
+    """Whether every row takes its largest logit, whatever else is known of it."""
+    return all(row.allowed_tokens is None and is_plain_greedy(row.params) for row in rows)
+
+
+def unless_broken(
+    ids: torch.Tensor | npt.NDArray[np.int32], peak: torch.Tensor | npt.NDArray[np.float32]
+) -> list[int | None]:
+    """The ids as a list, None where the largest logit is not finite: that row failed."""
     pairs = zip(ids.tolist(), peak.tolist(), strict=True)
     return [token_id if math.isfinite(logit) else None for token_id, logit in pairs]

@@ -27,7 +27,8 @@ def _record_type(numbers: str, **others: Any) -> Any:
 
 
 MODEL = _record_type(
-    "num_layers hidden_size inner_size num_kv_heads heads_per_group head_dim logits_width"
+    "num_layers hidden_size inner_size num_kv_heads heads_per_group head_dim vocab_size"
+    " logits_width"
     # Values that share a scale, with int8.
     " int8_group"
     # Panels of the embedding and of the output projection, and bytes from one to the next.
@@ -64,6 +65,8 @@ BUFFERS = _record_type(
     " queries query_rows"
     # Where threads share a context: `[units, max_parts]` of the result of a part, `part_bytes`.
     " parts max_parts part_bytes"
+    # `[R]` float32 and int32: the largest logit of a row and its id; and those of parts of rows.
+    " best_peaks best_ids part_peaks part_ids"
 )
 """The K/V cache, the batch, and scratch memory."""
 

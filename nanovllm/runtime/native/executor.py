@@ -7,7 +7,13 @@ from nanovllm.core import Batch
 from nanovllm.runtime.executor import Landed, StepTrace, no_graphs
 from nanovllm.runtime.logprobs import prompt_logprobs
 from nanovllm.runtime.native.program import NativeProgram
-from nanovllm.runtime.sampler import Sampled, SamplingRow, sample
+from nanovllm.runtime.sampler import (
+    Sampled,
+    SamplingRow,
+    all_plain_greedy,
+    sample,
+    unless_broken,
+)
 
 
 class NativeExecutor:
@@ -35,7 +41,12 @@ class NativeExecutor:
         assert self._program is not None, "the executor is closed"
         logits = self._program.run(batch)
         # Drawn first: what comes after it is computed into the same buffer.
-        sampled = sample(logits, rows) if rows else Sampled(token_ids=[], logprobs=None)
+        if not rows:
+            sampled = Sampled(token_ids=[], logprobs=None)
+        elif all_plain_greedy(rows):
+            sampled = Sampled(unless_broken(*self._program.best(len(rows))), None)
+        else:
+            sampled = sample(logits, rows)
         if len(batch.scored_indices):
             program = self._program
             scores = prompt_logprobs(batch, program.more_logits, num_rows=program.max_num_logits)

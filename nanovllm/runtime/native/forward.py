@@ -16,6 +16,7 @@ from nanovllm.runtime.native.attention import (
     finish_row,
     merge,
 )
+from nanovllm.runtime.native.best import BEST_PART, best_of_part, best_of_row
 from nanovllm.runtime.native.buffers import FLOAT_PADDING, int32s, int64s, item_bytes, tile_inputs
 from nanovllm.runtime.native.matmul import matmul_phase
 from nanovllm.runtime.native.options import INLINE, OPTIONS
@@ -34,7 +35,8 @@ QKV, OUTPUT, GATE_UP, DOWN = range(4)
 
 def num_phases(num_layers: int) -> int:
     """Phases of a job."""
-    return 1 + PHASES_PER_LAYER * num_layers + 2  # embedding; layers; final norm and lm head
+    # Embedding; layers; final norm, lm head, and the first of the largest logits in two turns.
+    return 1 + PHASES_PER_LAYER * num_layers + 4
 
 
 @njit(**OPTIONS)
@@ -295,6 +297,30 @@ def _logits_phases(
         model.hidden_size, buffers.normed, buffers.normed_scales, num_logits, buffers.logits,
         4 * model.logits_width, model, buffers,
     )  # fmt: skip
+    _best_phases(counters, phase + 2, num_logits, model, buffers)
+
+
+@njit(**INLINE)
+def _best_phases(counters: int, phase: int, num_logits: int, model: Any, buffers: Any) -> None:
+    """The first of the largest logits of each row, while they are in the cache."""
+    num_parts = -(-model.vocab_size // BEST_PART)
+    chunk = claim(counters, phase)
+    while chunk < num_logits * num_parts:
+        row, part = chunk // num_parts, chunk % num_parts
+        first = part * BEST_PART
+        best_of_part(
+            buffers.logits + 4 * (row * model.logits_width + first),
+            min(BEST_PART, model.vocab_size - first), first, chunk, buffers,
+        )  # fmt: skip
+        finish(counters, phase)
+        chunk = claim(counters, phase)
+    wait_for(counters, phase, num_logits * num_parts)
+    row = claim(counters, phase + 1)
+    while row < num_logits:
+        best_of_row(row, num_parts, buffers)
+        finish(counters, phase + 1)
+        row = claim(counters, phase + 1)
+    wait_for(counters, phase + 1, num_logits)
 
 
 @njit(**INLINE)

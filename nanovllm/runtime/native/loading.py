@@ -9,6 +9,7 @@ from nanovllm.model.config import ModelConfig
 from nanovllm.model.decoder import Decoder
 from nanovllm.model.linear import Linear
 from nanovllm.model.weights import load_decoder
+from nanovllm.runtime.native.arena import Arena
 from nanovllm.runtime.native.panels import PanelLinear
 
 INT8_GROUPS = (64, 32)
@@ -21,6 +22,7 @@ def load_in_panels(
     *,
     dtype: torch.dtype,
     int8: bool = False,
+    arena: Arena | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Decoder:
     """Load every weight for `NativeProgram`; see `load_decoder`.
@@ -30,15 +32,17 @@ def load_in_panels(
         config: The model's shape.
         dtype: Type of the weights, float32 or bfloat16; with `int8`, of biases and norms.
         int8: Round the matrices to int8.
+        arena: Where the matrices' memory comes from.
         progress: See `load_decoder`.
 
     Returns:
         A decoder whose matrices, the embedding too, are panels: it does not run in torch.
     """
     group = int8_group(config) if int8 else 0
+    arena = arena or Arena()
 
     def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> PanelLinear:
-        return PanelLinear(weight, bias, int8_group=group)
+        return PanelLinear(weight, bias, int8_group=group, arena=arena)
 
     def make_embedding(embedding: torch.Tensor, tied: Linear | None) -> torch.Tensor:
         return (make_linear(embedding, None) if tied is None else tied).weight

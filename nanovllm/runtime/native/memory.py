@@ -11,6 +11,7 @@ from nanovllm.model.decoder import Decoder
 from nanovllm.model.linear import Linear
 from nanovllm.runtime.kv_cache import lazy_zeros
 from nanovllm.runtime.native.attention import PART, TILE_POSITIONS, result_bytes
+from nanovllm.runtime.native.best import BEST_PART
 from nanovllm.runtime.native.buffers import BUFFERS, FLOAT_PADDING, MEMBER, MODEL, make_record
 from nanovllm.runtime.native.kinds import kind_of
 from nanovllm.runtime.native.matmul import padded_rows
@@ -58,6 +59,7 @@ def model_record(decoder: Decoder) -> tuple[Any, list[Array]]:
         num_kv_heads=config.num_kv_heads,
         heads_per_group=config.num_heads // config.num_kv_heads,
         head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
         logits_width=len(lm_head.weight) * PANEL_ROWS,
         int8_group=lm_head.group,
         embedding=decoder.embedding.data_ptr(),
@@ -90,6 +92,8 @@ class StepMemory:
         tile_sizes: `[tiles]`.
         tile_rows: `[tiles]`.
         logits: `[R, V and padding]` float32.
+        best_peaks: `[R]` float32.
+        best_ids: `[R]` int32.
     """
 
     def __init__(
@@ -125,6 +129,8 @@ class StepMemory:
         self.tile_sizes = self._int32(max_num_tokens)
         self.tile_rows = self._int32(max_num_tokens)
         self.logits = self._floats(padded_rows(max_num_seqs), len(lm_head.weight) * PANEL_ROWS)
+        self.best_peaks, self.best_ids = self._floats(max_num_seqs), self._int32(max_num_seqs)
+        best_parts = (max_num_seqs, -(-config.vocab_size // BEST_PART))
         self.num_shared_tiles = min(MAX_SHARED_UNITS // config.num_kv_heads, max_num_seqs)
         max_parts = -(-max_model_len // PART)
         part_bytes = result_bytes(padded_rows(heads_per_group), config.head_dim)
@@ -166,6 +172,10 @@ class StepMemory:
             ),
             max_parts=max_parts,
             part_bytes=part_bytes,
+            best_peaks=self.best_peaks,
+            best_ids=self.best_ids,
+            part_peaks=self._floats(*best_parts),
+            part_ids=self._int32(*best_parts),
         )
         tile_rows = padded_rows(TILE_POSITIONS * heads_per_group)
         result = result_bytes(tile_rows, config.head_dim)

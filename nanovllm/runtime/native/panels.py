@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nanovllm.runtime.native.arena import Arena
+
 PANEL_ROWS = 16
 
 LENGTH_MULTIPLE = 32
@@ -40,21 +42,28 @@ class PanelLinear:
     """
 
     def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None, *, int8_group: int = 0
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        int8_group: int = 0,
+        arena: Arena | None = None,
     ) -> None:
-        """Pack a weight; `int8_group` is not 0 to round it to int8 with a scale for so many values.
+        """Pack a weight.
 
-        `weight` is float32 or bfloat16 with K a multiple of 32 and of the group. Not kept.
+        Args:
+            weight: Float32 or bfloat16 with K a multiple of 32 and of the group. Not kept.
+            bias: `[N]` or None.
+            int8_group: Not 0 to round it to int8 with a scale for so many values.
+            arena: Where its memory comes from.
         """
         self.bias = bias
         self.num_rows, self.length = weight.shape
         self.group = int8_group
         self.dtype = torch.int8 if int8_group else weight.dtype
         num_panels = -(-self.num_rows // PANEL_ROWS)
-        self.weight = torch.empty(
-            num_panels,
-            panel_bytes(self.length, self.dtype, int8_group),
-            dtype=torch.uint8,
+        self.weight = (arena or Arena()).empty(
+            num_panels, panel_bytes(self.length, self.dtype, int8_group)
         )
         for first in range(0, num_panels, _PANELS_AT_A_TIME):
             rows = weight[first * PANEL_ROWS : (first + _PANELS_AT_A_TIME) * PANEL_ROWS]

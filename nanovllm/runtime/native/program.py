@@ -42,6 +42,7 @@ class NativeProgram:
             max_model_len=max_model_len,
             num_threads=num_threads,
         )
+        self._rows = np.arange(max_num_seqs, dtype=np.int32)
         self._block_size = block_size
         self._vocab_size = decoder.config.vocab_size
         self._team = Team(
@@ -75,6 +76,14 @@ class NativeProgram:
         self._team.forward(num_tokens, num_logits, num_tiles, num_parts if num_parts > 1 else 0)
         return torch.from_numpy(memory.logits[:num_logits, : self._vocab_size])
 
+    def best(self, num_rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """The first of the largest logits of the first rows of the last call: see `ranking.best`.
+
+        Returns:
+            `[R]` int32 ids and `[R]` float32 logits; valid until the next call.
+        """
+        return self._memory.best_ids[:num_rows], self._memory.best_peaks[:num_rows]
+
     @property
     def max_num_logits(self) -> int:
         """Positions that one call gives the logits of."""
@@ -104,6 +113,10 @@ class NativeProgram:
     def _find_tiles(self, batch: Batch) -> int:
         """Cut each sequence's positions into query tiles; returns how many there are."""
         memory, num_seqs = self._memory, batch.num_seqs
+        if batch.num_decodes == num_seqs:  # a position each
+            memory.tile_rows[:num_seqs] = memory.tile_starts[:num_seqs] = self._rows[:num_seqs]
+            memory.tile_sizes[:num_seqs] = 1
+            return num_seqs
         lengths = np.diff(batch.cu_seqlens_q)
         num_tiles_of = -(-lengths // TILE_POSITIONS)
         num_tiles = int(num_tiles_of.sum())

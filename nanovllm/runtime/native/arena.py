@@ -1,0 +1,51 @@
+"""Memory for weights in huge pages.
+
+A step reads all weights from one end to the other. In pages of 4 KiB each of which lies anywhere,
+the processor's prefetching ends at every edge, and looking up addresses takes its share: with huge
+pages a step of one row took 0.95 of the time in bfloat16 and 0.96 in int8, of eight rows 0.96 and
+0.98 (2 cores of a Zen 4, SmolLM2-135M, `python -m bench.huge_pages`).
+"""
+
+import contextlib
+import mmap
+import sys
+
+import numpy as np
+import torch
+
+CHUNK_BYTES = 256 << 20
+"""Address space that is asked for at once. It takes memory only where it is written."""
+
+ALIGNMENT_BYTES = 64
+"""A cache line, and the widest vector."""
+
+
+class Arena:
+    """Hands out memory from chunks that the system backs by huge pages, where it has them.
+
+    Args:
+        uses_huge_pages: False to compare with pages as they come.
+    """
+
+    def __init__(self, *, uses_huge_pages: bool = True) -> None:
+        self._uses_huge_pages = uses_huge_pages
+        self._chunk = torch.empty(0, dtype=torch.uint8)
+
+    def empty(self, num_rows: int, row_bytes: int) -> torch.Tensor:
+        """`[num_rows, row_bytes]` uint8, which lives as long as somebody holds it."""
+        num_bytes = num_rows * row_bytes
+        taken = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if taken > len(self._chunk):
+            self._chunk = self._new_chunk(max(taken, CHUNK_BYTES))
+        piece, self._chunk = self._chunk[:num_bytes], self._chunk[taken:]
+        return piece.view(num_rows, row_bytes)
+
+    def _new_chunk(self, num_bytes: int) -> torch.Tensor:
+        # Private: a forked child gets its own. Windows knows no other.
+        flags = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+        memory = mmap.mmap(-1, num_bytes, **flags)
+        advice = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
+        if self._uses_huge_pages and advice is not None:
+            with contextlib.suppress(OSError):  # a kernel without them
+                memory.madvise(advice)
+        return torch.from_numpy(np.frombuffer(memory, dtype=np.uint8))
