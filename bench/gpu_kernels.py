@@ -1,13 +1,14 @@
 """The kernels' stage of `gpu_check`: every operator against its reference in float32 on the CPU."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from bench.gpu_world import World
 from nanovllm.kernels import ops
+from nanovllm.kernels.geometry import num_few_rows
 
 Rows = Iterator[dict[str, Any]]
 
@@ -49,6 +50,8 @@ def kernels(world: World, until_s: float) -> Rows:
         ops.silu_mul(on_device(gate_up)),
         ops.silu_mul(on_device(gate_up).cpu().float()),
     )
+    for num_rows in (1, 5, 8):
+        yield from _linear_cases(world, num_rows, generator, row)
     lengths = [1, block_size - 1, block_size, block_size + 1, 300 if world.is_small else 4096]
     for num_splits in (1, 2, 7, 32):
         yield row(
@@ -65,6 +68,32 @@ def kernels(world: World, until_s: float) -> Rows:
     same = bool((ids.cpu() == wanted_ids).all())
     yield {"kernel": "greedy", "ok": same and bool((peak.cpu() == wanted_peak).all())}
     yield _sampler_case(world, generator)
+
+
+def _linear_cases(
+    world: World, num_rows: int, generator: torch.Generator, row: Callable[..., dict[str, Any]]
+) -> Rows:
+    """The products of few rows, where this model has kernels for as many."""
+    model = world.model
+    size, inner_size = model.hidden_size, model.intermediate_size
+    if num_rows > num_few_rows(size, world.dtype.itemsize):
+        return
+
+    def random(*shape: int, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """On the device, and the same values on the CPU."""
+        values = torch.randn(shape, generator=generator).mul_(scale).to(world.dtype)
+        return values.to(world.device), values.float()
+
+    x, norm = random(num_rows, size), random(size)
+    gates, inner = random(2 * inner_size, size, scale=size**-0.5), random(num_rows, inner_size)
+    down, bias = random(size, inner_size, scale=inner_size**-0.5), random(size)
+    got, want = (ops.norm_linear(x[i], norm[i], 1e-6, gates[i], None) for i in range(2))
+    yield row("norm_linear", got, want, rows=num_rows)
+    got, want = (ops.norm_gate_up(x[i], norm[i], 1e-6, gates[i], None) for i in range(2))
+    yield row("norm_gate_up", got, want, rows=num_rows)
+    for i in range(2):
+        ops.linear_add(inner[i], down[i], bias[i], x[i])
+    yield row("linear_add", *x, rows=num_rows)
 
 
 def _cache(

@@ -5,6 +5,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -113,6 +114,8 @@ def parity(world: World, until_s: float) -> Rows:
         if time.perf_counter() > until_s:
             return
     yield {"case": "one step ahead", **_ahead(world)}
+    if world.device.type == "cuda":
+        yield {"case": "kernels that overlap", **_overlapping(world)}
 
 
 def _script(world: World, params: dict[str, Any]) -> list[list[Prompt]]:
@@ -214,6 +217,45 @@ def _hold_up(engine: Engine) -> None:
     executor._queue.run = held_up
 
 
+def _overlapping(world: World) -> dict[str, Any]:
+    """The same requests by kernels that begin while the one before ends, and by ones that wait."""
+    from nanovllm.kernels.triton import launch, overlap
+
+    config = world.config(
+        max_num_seqs=world.max_num_seqs, max_model_len=1024, num_kvcache_blocks=400
+    )
+    tokens, step_ms = [], []
+    for arch in (overlap.current_arch, lambda: 0):
+        with mock.patch.object(launch, "current_arch", arch):
+            engine = world.engine(config)
+            out: list[Any] = []
+            for _ in _collect(engine, _script(world, {}), out):
+                pass
+        tokens.append([c.token_ids for request in out for c in request.completions])
+        step_ms.append(_replay_ms(world, engine, 1))
+        engine.close()
+    return {
+        "ok": tokens[0] == tokens[1],
+        "tokens": sum(map(len, tokens[0])),
+        "one_row_ms": step_ms[0],
+        "one_row_waiting_ms": step_ms[1],
+    }
+
+
+def _replay_ms(world: World, engine: Engine, num_rows: int) -> float:
+    """What a captured step takes on the device, whatever it finds in its inputs."""
+    executor: Any = engine._loop.executor
+    step = executor._captured.step(num_rows, VARIANTS[0])
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    world.synchronize()
+    events[0].record()
+    for _ in range(100):
+        step.replay()
+    events[1].record()
+    world.synchronize()
+    return float(events[0].elapsed_time(events[1])) / 100
+
+
 # How fast.
 
 
@@ -259,15 +301,8 @@ def _latency_case(
     host = Distribution.of(r.schedule_s + r.pack_s + r.postprocess_s for r in decodes)
     device_ms = None
     if world.device.type == "cuda":
-        step = executor._captured.step(batch, VARIANTS[0])
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        world.synchronize()
-        events[0].record()
-        for _ in range(100):
-            step.replay()
-        events[1].record()
-        world.synchronize()
-        device_ms = events[0].elapsed_time(events[1]) / 100
+        engine._loop.executor = executor
+        device_ms = _replay_ms(world, engine, batch)
     engine.close()
     row = {
         "batch": batch,

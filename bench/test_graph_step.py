@@ -130,6 +130,9 @@ class NullQueue:
     def close(self) -> None:
         """See `DeviceQueue`."""
 
+    def give_back(self) -> None:
+        """See `DeviceQueue`."""
+
 
 class DoneTicket:
     """See `Ticket`."""

@@ -170,6 +170,7 @@ def read_device_facts(device: torch.device, model: ModelConfig) -> DeviceFacts:
             fast.add("bfloat16")
         obstacles = {} if obstacle is None else {"native": obstacle}
         return DeviceFacts("cpu", memory.total, memory.available, frozenset(fast), obstacles)
+    torch.cuda.empty_cache()  # what torch keeps of tensors that are gone is free
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     fast = {"float16", "float32"}
     capability = torch.cuda.get_device_capability(device)

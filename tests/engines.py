@@ -2,6 +2,9 @@
 
 import random
 
+import pytest
+import torch
+
 from nanovllm import LLM, SamplingParams
 from tests.checkpoints import VOCAB_SIZE, checkpoint_folder
 
@@ -15,10 +18,22 @@ SCHEDULES = {
 }
 """Ways to run the same requests that must not change a token."""
 
+ON_GPU = pytest.param(
+    "triton",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    ],
+)
+BACKENDS = ("torch", "native", ON_GPU)
+"""Of which each has its own executor."""
+
 
 def tiny_llm(name="llama", **options):
-    given = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, **options}
+    device = "cuda" if options.get("attention_backend") == "triton" else "cpu"
+    given = {"device": device, "dtype": "float32", "skip_tokenizer_init": True, **options}
     given.setdefault("num_kvcache_blocks", 256)
+    given.setdefault("kvcache_block_size", 16)  # of a CPU; a GPU's is longer than these prompts
     return LLM(checkpoint_folder(name), **given)
 
 

@@ -4,9 +4,8 @@ import pytest
 
 from nanovllm import SamplingParams
 from tests.checkpoints import FAMILIES, greedy_tokens
-from tests.engines import SCHEDULES, greedy, is_idle, random_prompts, tiny_llm
+from tests.engines import BACKENDS, SCHEDULES, greedy, is_idle, random_prompts, tiny_llm
 
-BACKENDS = ("torch", "native")
 NUM_TOKENS = 12
 
 

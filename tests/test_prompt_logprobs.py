@@ -9,12 +9,11 @@ import torch
 from nanovllm import SamplingParams
 from nanovllm.sampling_params import MAX_LOGPROBS
 from tests.checkpoints import VOCAB_SIZE, reference_model
-from tests.engines import SCHEDULES, greedy, is_idle, random_prompts, tiny_llm
+from tests.engines import BACKENDS, ON_GPU, SCHEDULES, greedy, is_idle, random_prompts, tiny_llm
 from tests.runtime.sampling_rows import leave_the_cores_to_others
 
 one_thread = pytest.fixture(autouse=True, scope="module")(leave_the_cores_to_others)
 
-BACKENDS = ("native", "torch")
 PROMPTS = random_prompts(4)
 ASKING = greedy(6, prompt_logprobs=3)
 
@@ -66,6 +65,8 @@ WAYS = {
         *(("native", way) for way in WAYS),
         ("torch", "few blocks, in chunks"),
         ("torch", "preempted"),
+        pytest.param("triton", "few blocks, in chunks", marks=ON_GPU.marks),
+        pytest.param("triton", "preempted", marks=ON_GPU.marks),
     ],
 )
 def test_no_schedule_loses_one_and_a_warm_cache_changes_none(backend, way):

@@ -1,13 +1,12 @@
 """Operators that attend over the paged K/V cache."""
 
-from typing import Any
-
 import torch
 
+from nanovllm.kernels.operator import operator
 from nanovllm.kernels.reference import attention
 
 
-@torch.library.custom_op("nanovllm::paged_decode", mutates_args=(), device_types="cpu")
+@operator("decode")
 def paged_decode(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -48,19 +47,12 @@ def paged_decode(
     )
 
 
-@paged_decode.register_kernel("cuda")
-def _(*args: Any) -> torch.Tensor:
-    from nanovllm.kernels.triton import decode as kernels
-
-    return kernels.paged_decode(*args)
-
-
 @paged_decode.register_fake
 def _(query: torch.Tensor, *_: object) -> torch.Tensor:
     return query.new_empty(query.shape)
 
 
-@torch.library.custom_op("nanovllm::paged_prefill", mutates_args=(), device_types="cpu")
+@operator("prefill")
 def paged_prefill(
     query: torch.Tensor,
     key_cache: torch.Tensor,
@@ -99,13 +91,6 @@ def paged_prefill(
         block_size,
         scale,
     )
-
-
-@paged_prefill.register_kernel("cuda")
-def _(*args: Any) -> torch.Tensor:
-    from nanovllm.kernels.triton import prefill as kernels
-
-    return kernels.paged_prefill(*args)
 
 
 @paged_prefill.register_fake

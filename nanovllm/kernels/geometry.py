@@ -9,6 +9,12 @@ import attrs
 _MIN_DOT = 16
 """The least rows that a matrix unit multiplies."""
 
+FEW_ROWS = 8
+"""Rows up to which a product goes through kernels of ours: the columns of one matrix unit."""
+
+MAX_FEW_CHANNELS = 2048
+"""Channels up to which a program keeps a normalised row whole, in 96 KiB with its weights."""
+
 
 @attrs.frozen
 class Tile:
@@ -44,12 +50,77 @@ def decode_tile(*, head_dim: int, item_bytes: int, group_size: int) -> Tile:
         group_size: Query heads per key/value head, `H / K`.
     """
     num_channels = next_power_of_2(max(head_dim, _MIN_DOT))
+    # The best of 36 or close to it, for 1 to 64 rows of 512 to 8,192 positions on an H200.
+    is_usual = item_bytes <= 2 and num_channels <= 128
     return Tile(
         num_rows=next_power_of_2(max(group_size, _MIN_DOT)),
         num_positions=_num_positions(num_channels, item_bytes),
         num_channels=num_channels,
-        num_warps=4 if num_channels * item_bytes <= 512 else 8,
-        num_stages=3,
+        num_warps=2 if is_usual else 4 if num_channels * item_bytes <= 512 else 8,
+        num_stages=5 if is_usual else 3,
+    )
+
+
+@attrs.frozen
+class LinearTile:
+    """How one program of a product of few rows is cut.
+
+    Attributes:
+        num_outputs: Outputs of a program, a power of two.
+        num_channels: Channels that a part multiplies at once, a power of two.
+        num_parts: Parts that the channels are shared among; each is a warp's.
+        num_warps: Warps of the program.
+    """
+
+    num_outputs: int
+    num_channels: int
+    num_parts: int
+    num_warps: int
+
+
+def num_few_rows(size: int, item_bytes: int) -> int:
+    """Rows up to which products go through kernels of ours; of more, a library's are faster.
+
+    Several rows only of 16 bits, and of models whose rows a program holds at once.
+
+    Args:
+        size: Channels of the residual stream.
+        item_bytes: Bytes of a weight.
+    """
+    return FEW_ROWS if item_bytes == 2 and size <= MAX_FEW_CHANNELS else 1
+
+
+def row_tile(size: int, *, gates: bool) -> LinearTile:
+    """The tile of a product of one row: about 8 KiB of weights for each warp, all of them at once.
+
+    Args:
+        size: Channels of the row.
+        gates: Outputs have two rows of weights each.
+    """
+    widest = next_power_of_2(size)
+    num_channels = widest if widest <= 4096 else 2048
+    return LinearTile(
+        num_outputs=2 if gates else 4,
+        num_channels=num_channels,
+        num_parts=1,
+        num_warps=max(1, num_channels // 1024),
+    )
+
+
+def few_tile(size: int) -> LinearTile:
+    """The tile of a product of up to `FEW_ROWS` rows.
+
+    Args:
+        size: Channels of a row.
+    """
+    widest = next_power_of_2(size)
+    at_once = max(widest, 128) if widest <= 2048 else 1024
+    num_parts = 8 if at_once >= 2048 else 4
+    return LinearTile(
+        num_outputs=16,
+        num_channels=at_once // num_parts,
+        num_parts=num_parts,
+        num_warps=num_parts,
     )
 
 

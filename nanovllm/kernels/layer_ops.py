@@ -1,13 +1,12 @@
 """Operators between the matrix products of a layer: norms, rope with the K/V store, activation."""
 
-from typing import Any
-
 import torch
 
+from nanovllm.kernels.operator import operator
 from nanovllm.kernels.reference import layers
 
 
-@torch.library.custom_op("nanovllm::rms_norm", mutates_args=(), device_types="cpu")
+@operator("norm")
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Divide by the root mean square over the last dimension, in float32, times the weight.
 
@@ -22,19 +21,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return layers.rms_norm(x, weight, eps)
 
 
-@rms_norm.register_kernel("cuda")
-def _(*args: Any) -> torch.Tensor:
-    from nanovllm.kernels.triton import norm as kernels
-
-    return kernels.rms_norm(*args)
-
-
 @rms_norm.register_fake
 def _(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("nanovllm::add_rms_norm", mutates_args=("residual",), device_types="cpu")
+@operator("norm", mutates_args=("residual",))
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
@@ -52,19 +44,12 @@ def add_rms_norm(
     return layers.add_rms_norm(x, residual, weight, eps)
 
 
-@add_rms_norm.register_kernel("cuda")
-def _(*args: Any) -> torch.Tensor:
-    from nanovllm.kernels.triton import norm as kernels
-
-    return kernels.add_rms_norm(*args)
-
-
 @add_rms_norm.register_fake
 def _(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("nanovllm::silu_mul", mutates_args=(), device_types="cpu")
+@operator("activation")
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """SiLU of the gate times up.
 
@@ -77,21 +62,12 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return layers.silu_mul(gate_up)
 
 
-@silu_mul.register_kernel("cuda")
-def _(*args: Any) -> torch.Tensor:
-    from nanovllm.kernels.triton import activation as kernels
-
-    return kernels.silu_mul(*args)
-
-
 @silu_mul.register_fake
 def _(gate_up: torch.Tensor) -> torch.Tensor:
     return gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
 
 
-@torch.library.custom_op(
-    "nanovllm::qkv_rope_store", mutates_args=("key_cache", "value_cache"), device_types="cpu"
-)
+@operator("rope_store", mutates_args=("key_cache", "value_cache"))
 def qkv_rope_store(
     qkv: torch.Tensor,
     positions: torch.Tensor,
@@ -122,13 +98,6 @@ def qkv_rope_store(
     return layers.qkv_rope_store(
         qkv, positions, slot_mapping, cos_sin, q_norm, k_norm, eps, key_cache, value_cache
     )
-
-
-@qkv_rope_store.register_kernel("cuda")
-def _(*args: Any) -> torch.Tensor:
-    from nanovllm.kernels.triton import rope_store as kernels
-
-    return kernels.qkv_rope_store(*args)
 
 
 @qkv_rope_store.register_fake

@@ -12,6 +12,7 @@ float32, unless another is named.
 
 from nanovllm.kernels.attention_ops import paged_decode, paged_prefill
 from nanovllm.kernels.layer_ops import add_rms_norm, qkv_rope_store, rms_norm, silu_mul
+from nanovllm.kernels.linear_ops import linear_add, norm_gate_up, norm_linear
 from nanovllm.kernels.random_ops import uniform
 from nanovllm.kernels.sampling_ops import greedy, sample_any
 from nanovllm.kernels.step_ops import decode_inputs, keep_tokens
@@ -21,6 +22,9 @@ __all__ = [
     "decode_inputs",
     "greedy",
     "keep_tokens",
+    "linear_add",
+    "norm_gate_up",
+    "norm_linear",
     "paged_decode",
     "paged_prefill",
     "qkv_rope_store",

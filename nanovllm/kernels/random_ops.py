@@ -1,13 +1,12 @@
 """Random numbers on the device, made of a key and a counter alone."""
 
-from typing import Any
-
 import torch
 
+from nanovllm.kernels.operator import operator
 from nanovllm.kernels.reference import philox
 
 
-@torch.library.custom_op("nanovllm::uniform", mutates_args=(), device_types="cpu")
+@operator("philox")
 def uniform(
     seed_low: torch.Tensor, seed_high: torch.Tensor, position: torch.Tensor
 ) -> torch.Tensor:
@@ -22,13 +21,6 @@ def uniform(
         `[B]` float64 in [0, 1): multiples of 2**-53.
     """
     return philox.uniform(seed_low, seed_high, position)
-
-
-@uniform.register_kernel("cuda")
-def _(*args: Any) -> torch.Tensor:
-    from nanovllm.kernels.triton import philox as kernels
-
-    return kernels.uniform(*args)
 
 
 @uniform.register_fake

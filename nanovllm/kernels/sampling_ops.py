@@ -1,13 +1,12 @@
 """Operators that choose a token from logits."""
 
-from typing import Any
-
 import torch
 
+from nanovllm.kernels.operator import operator
 from nanovllm.kernels.reference import sampling
 
 
-@torch.library.custom_op("nanovllm::greedy", mutates_args=(), device_types="cpu")
+@operator("greedy")
 def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Find the largest logit of each row, the lowest id on ties.
 
@@ -21,13 +20,6 @@ def greedy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return sampling.greedy(logits)
 
 
-@greedy.register_kernel("cuda")
-def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    from nanovllm.kernels.triton import greedy as kernels
-
-    return kernels.greedy(*args)
-
-
 @greedy.register_fake
 def _(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     num_rows = len(logits)
@@ -35,7 +27,7 @@ def _(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, logits.new_empty(num_rows, dtype=torch.float32)
 
 
-@torch.library.custom_op("nanovllm::sample_any", mutates_args=(), device_types="cpu")
+@operator("sample")
 def sample_any(
     logits: torch.Tensor,
     peak: torch.Tensor,
@@ -63,13 +55,6 @@ def sample_any(
         `[B]` int64 ids.
     """
     return sampling.sample_any(logits, peak, temperature, min_p, uniform, greedy_ids)
-
-
-@sample_any.register_kernel("cuda")
-def _(*args: Any) -> torch.Tensor:
-    from nanovllm.kernels.triton import sample as kernels
-
-    return kernels.sample_any(*args)
 
 
 @sample_any.register_fake

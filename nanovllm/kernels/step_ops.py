@@ -1,13 +1,12 @@
 """Operators at both ends of a decode step: what it reads from the host, and the tokens it keeps."""
 
-from typing import Any
-
 import torch
 
+from nanovllm.kernels.operator import operator
 from nanovllm.kernels.reference import steps
 
 
-@torch.library.custom_op("nanovllm::decode_inputs", mutates_args=(), device_types="cpu")
+@operator("steps")
 def decode_inputs(
     kept: torch.Tensor,
     source: torch.Tensor,
@@ -37,13 +36,6 @@ def decode_inputs(
     )
 
 
-@decode_inputs.register_kernel("cuda")
-def _(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    from nanovllm.kernels.triton import steps as kernels
-
-    return kernels.decode_inputs(*args)
-
-
 @decode_inputs.register_fake
 def _(
     kept: torch.Tensor, source: torch.Tensor, *_: object
@@ -55,7 +47,7 @@ def _(
     )
 
 
-@torch.library.custom_op("nanovllm::keep_tokens", mutates_args=("kept",), device_types="cpu")
+@operator("steps", mutates_args=("kept",))
 def keep_tokens(
     token_ids: torch.Tensor, peak: torch.Tensor, offset: torch.Tensor, kept: torch.Tensor
 ) -> None:
@@ -69,13 +61,6 @@ def keep_tokens(
         kept: `[N]` int32, written in place.
     """
     steps.keep_tokens(token_ids, peak, offset, kept)
-
-
-@keep_tokens.register_kernel("cuda")
-def _(*args: Any) -> None:
-    from nanovllm.kernels.triton import steps as kernels
-
-    kernels.keep_tokens(*args)
 
 
 @keep_tokens.register_fake

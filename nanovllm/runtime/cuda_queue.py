@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from types import TracebackType
 
 import torch
 
@@ -18,6 +19,7 @@ class CudaQueue:
         self._device = device
         self._steps = torch.cuda.Stream(device)
         self._copies = torch.cuda.Stream(device)
+        self._on_steps, self._on_copies = _Current(self._steps), _Current(self._copies)
         # What was allocated and filled before is there for the streams that start now.
         torch.cuda.synchronize(device)
 
@@ -27,18 +29,18 @@ class CudaQueue:
 
     def upload(self, host: torch.Tensor, device: torch.Tensor) -> None:
         """See `DeviceQueue`."""
-        with torch.cuda.stream(self._steps):
+        with self._on_steps:
             device.copy_(host, non_blocking=True)
 
     def run(self, work: Callable[[], object]) -> None:
         """See `DeviceQueue`. Also makes the device the current one, as Triton's launches need."""
-        with torch.cuda.stream(self._steps):
+        with self._on_steps:
             work()
 
     def download(self, device: torch.Tensor, host: torch.Tensor) -> Ticket:
         """See `DeviceQueue`. On a stream of its own, so that the next step need not wait for it."""
         self._copies.wait_event(self._steps.record_event())
-        with torch.cuda.stream(self._copies):
+        with self._on_copies:
             host.copy_(device, non_blocking=True)
         # Blocking: a wait sleeps, where the default would keep polling the driver.
         arrived = torch.cuda.Event(blocking=True)
@@ -49,6 +51,32 @@ class CudaQueue:
         """See `DeviceQueue`."""
         self._steps.synchronize()
         self._copies.synchronize()
+
+    def give_back(self) -> None:
+        """See `DeviceQueue`. torch keeps freed memory for itself, where other libraries miss it."""
+        torch.cuda.empty_cache()
+
+
+class _Current:
+    """Makes a stream, and its device, the current one: `torch.cuda.stream` at a third of the time.
+
+    That takes 19 us (torch 2.11), three times a step. One thread at a time, and not within itself.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = self._previous = stream
+
+    def __enter__(self) -> None:
+        self._previous = torch.cuda.current_stream(torch.cuda.current_device())
+        torch.cuda.set_stream(self._stream)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        torch.cuda.set_stream(self._previous)  # and its device with it
 
 
 class _Arrival:

@@ -35,6 +35,9 @@ class DeviceQueue(Protocol):
     def close(self) -> None:
         """Wait for everything, and take no more."""
 
+    def give_back(self) -> None:
+        """Give memory that no tensor holds any more back to the device, for whoever is next."""
+
 
 class _Done:
     """The ticket of what has happened already."""
@@ -64,4 +67,7 @@ class ImmediateQueue:
         return _Done()
 
     def close(self) -> None:
+        """See `DeviceQueue`."""
+
+    def give_back(self) -> None:
         """See `DeviceQueue`."""

@@ -137,8 +137,9 @@ class GraphExecutor:
         self._queue.close()
         if self._captured is not None:
             self._captured.close()
-        self._captured = None
-        self._statics = None
+        self._captured = self._statics = self._hidden = None
+        self._mixed_inputs = self._mixed_inputs[:0].clone()
+        self._queue.give_back()
 
     def _submit_decodes(
         self,

@@ -49,7 +49,7 @@ def problems(launch, target, stack_bytes=0):
 
 
 BY_HEAD_SIZE = ("_qkv_rope_store", "_paged_decode", "_join_splits", "_paged_prefill")
-HOT = ("_rms_norm", *BY_HEAD_SIZE)
+HOT = ("_rms_norm", "_row_linear", "_few_linear", *BY_HEAD_SIZE)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
@@ -143,7 +143,7 @@ def variant(launch):
     function = launch.kernel.function
     backend = make_backend(GPUTarget("cuda", 90, 32))
     bind = create_function_from_signature(function.signature, function.params, backend)
-    _, specialization, options = bind(**launch.kernel.options(launch.arguments))
+    _, specialization, options = bind(**launch.kernel.options(launch.arguments, 90))
     return f"{specialization} {options}"
 
 

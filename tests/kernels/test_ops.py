@@ -20,6 +20,9 @@ def arguments_of(name):
         "rms_norm": (rows, weight, 1e-5),
         "add_rms_norm": (rows, rows.clone(), weight, 1e-5),
         "silu_mul": (rows,),
+        "norm_linear": (rows, weight, 1e-5, torch.randn(24, 16), torch.randn(24)),
+        "norm_gate_up": (rows, weight, 1e-5, torch.randn(24, 16), None),
+        "linear_add": (torch.randn(3, 24), torch.randn(16, 24), None, rows.clone()),
         "qkv_rope_store": (
             torch.randn(3, 8 * 16),
             ids,
@@ -52,7 +55,7 @@ def arguments_of(name):
 @pytest.mark.parametrize("name", ops.__all__)
 def test_an_operator_keeps_what_its_schema_promises(name):
     """It changes what it names and nothing else, and predicts the shapes of its results."""
-    torch.library.opcheck(getattr(ops, name), arguments_of(name))
+    torch.library.opcheck(getattr(ops, name).torch_operator, arguments_of(name))
 
 
 @pytest.mark.parametrize("name", ops.__all__)
@@ -79,6 +82,7 @@ def test_a_kernel_is_called_as_its_operator_is(name):
         activation,
         decode,
         greedy,
+        linear,
         norm,
         philox,
         prefill,
@@ -87,7 +91,7 @@ def test_a_kernel_is_called_as_its_operator_is(name):
         steps,
     )
 
-    modules = (activation, decode, greedy, norm, prefill, rope_store, sample, steps, philox)
+    modules = (activation, decode, greedy, linear, norm, prefill, rope_store, sample, steps, philox)
     (kernel,) = (getattr(module, name) for module in modules if hasattr(module, name))
     schema = getattr(torch.ops.nanovllm, name).default._schema
 

@@ -9,6 +9,7 @@ from nanovllm.build_graphs import build_graph_executor
 from nanovllm.runtime.device_queue import ImmediateQueue
 from nanovllm.runtime.paged_attention import AttentionShape, TritonAttention
 from tests.engines import tiny_llm
+from tests.runtime.decoders import plain_decoder
 
 
 def attention_for(decoder, config):
@@ -41,7 +42,7 @@ def graph_llm(name="llama", *, backend=None, queue=None, sizes=(1, 2, 4), events
             () if sizes is None else tuple(sorted({*sizes, seats} - set(range(seats + 1, 99))))
         )
         config = attrs.evolve(llm.config, graph_batch_sizes=captured)
-        decoder = engine._loop.executor._decoder
+        decoder = plain_decoder(name)  # the engine's own has oneDNN's layout
         engine._loop.executor.close()
         engine._loop.executor = build_graph_executor(
             decoder,

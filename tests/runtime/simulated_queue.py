@@ -36,6 +36,9 @@ class SimulatedQueue:
     def close(self):
         self.run_until(self.num_done + len(self.work))
 
+    def give_back(self):
+        pass
+
     def run_until(self, count):
         while self.num_done < count:
             self.num_done += 1

@@ -18,6 +18,17 @@ def add_rms_norm(
     return rms_norm(residual, weight, eps)
 
 
+def norm_linear(
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Normalise, then multiply."""
+    return torch.nn.functional.linear(rms_norm(x, norm, eps), weight, bias)
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """SiLU of the first half times the second half."""
     gate, up = gate_up.chunk(2, dim=-1)

@@ -10,17 +10,21 @@ compiles nothing more.
 
 from nanovllm.kernels.triton.activation import SILU_MUL
 from nanovllm.kernels.triton.decode import JOIN_SPLITS, PAGED_DECODE
+from nanovllm.kernels.triton.few_linear import FEW_LINEAR
 from nanovllm.kernels.triton.greedy import LARGEST_OF_PIECES, LARGEST_OF_ROWS
 from nanovllm.kernels.triton.norm import RMS_NORM
 from nanovllm.kernels.triton.philox import UNIFORM
 from nanovllm.kernels.triton.prefill import PAGED_PREFILL
 from nanovllm.kernels.triton.rope_store import QKV_ROPE_STORE
+from nanovllm.kernels.triton.row_linear import ROW_LINEAR
 from nanovllm.kernels.triton.sample import PICK_TOKEN, SUM_PIECES
 from nanovllm.kernels.triton.steps import DECODE_INPUTS, KEEP_TOKENS
 
 KERNELS = (
     RMS_NORM,
     SILU_MUL,
+    ROW_LINEAR,
+    FEW_LINEAR,
     QKV_ROPE_STORE,
     PAGED_DECODE,
     JOIN_SPLITS,

@@ -6,12 +6,16 @@ import triton.language as tl
 
 from nanovllm.kernels.geometry import next_power_of_2
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
+from nanovllm.kernels.triton.overlap import begin
 
 _MAX_BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul(gate_up, output, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul(
+    gate_up, output, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+):
+    begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < SIZE

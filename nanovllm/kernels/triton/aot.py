@@ -44,7 +44,7 @@ def compile_for(launch: Launch, arch: int) -> Any:
     function, target = launch.kernel.function, GPUTarget("cuda", arch, _WARP_SIZE)
     backend = make_backend(target)
     bind = create_function_from_signature(function.signature, function.params, backend)
-    arguments = launch.kernel.options(launch.arguments)
+    arguments = launch.kernel.options(launch.arguments, arch)
     bound, specialization, options = bind(**arguments)
     parsed, signature, constants, attributes = function._pack_args(
         backend, arguments, bound, specialization, options

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from nanovllm.kernels.geometry import decode_tile, next_power_of_2
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
+from nanovllm.kernels.triton.overlap import begin
 
 _LOG2_E = 1.4426950408889634
 
@@ -44,7 +45,9 @@ def _paged_decode(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     SPLITS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -123,7 +126,9 @@ def _join_splits(
     BLOCK_S: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     head = row * NUM_HEADS + tl.program_id(1)
     context = tl.load(context_lens + row)

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from nanovllm.kernels.geometry import next_power_of_2, vocab_tile
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
+from nanovllm.kernels.triton.overlap import begin
 
 
 @triton.jit
@@ -27,7 +28,9 @@ def _largest_of_pieces(
     row_stride,
     VOCAB_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     token = piece * BLOCK + tl.arange(0, BLOCK)
@@ -48,7 +51,9 @@ def _largest_of_rows(
     NUM_PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
     VOCAB_SIZE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     piece = tl.arange(0, BLOCK)
     exists = piece < NUM_PIECES

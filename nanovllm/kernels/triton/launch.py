@@ -5,6 +5,8 @@ from typing import Any
 
 import attrs
 
+from nanovllm.kernels.triton.overlap import HOPPER, current_arch
+
 
 class Kernel:
     """A Triton function with every variant of it that was launched.
@@ -32,13 +34,16 @@ class Kernel:
         """How many were launched so far. It must not rise while a step is captured."""
         return len(self._variants)
 
-    def options(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a launch with the options that all launches of this kernel have."""
-        return {**arguments, "enable_fp_fusion": self.fuses}
+    def options(self, arguments: Mapping[str, Any], arch: int) -> dict[str, Any]:
+        """The arguments of a launch with the options that all launches have on an architecture."""
+        given = {**arguments, "enable_fp_fusion": self.fuses, "OVERLAPS": arch >= HOPPER}
+        if arch >= HOPPER:
+            given["launch_pdl"] = True  # nothing that Triton's interpreter knows
+        return given
 
     def run(self, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> None:
         """Launch on the current stream, compiling first where it is the first of its kind."""
-        compiled = self.function[grid](**self.options(arguments))
+        compiled = self.function[grid](**self.options(arguments, current_arch()))
         if compiled is not None:  # the interpreter compiles nothing
             self._variants[id(compiled)] = compiled
 

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from nanovllm.kernels.geometry import next_power_of_2
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
+from nanovllm.kernels.triton.overlap import begin
 
 
 @triton.jit
@@ -19,7 +20,9 @@ def _rms_norm(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ADDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
+from nanovllm.kernels.triton.overlap import begin
 
 _BLOCK = 128
 """Rows of a program, however few there are, so that all buckets share one variant."""
@@ -12,7 +13,10 @@ _BLOCK = 128
 
 # The words are views of a packed vector, so nothing is known of where they start.
 @triton.jit(do_not_specialize=["seed_low", "seed_high", "position", "count"])
-def _uniform(seed_low, seed_high, position, numbers, count, BLOCK: tl.constexpr):
+def _uniform(
+    seed_low, seed_high, position, numbers, count, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+):
+    begin(OVERLAPS)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = rows < count
     k0 = tl.load(seed_low + rows, mask=inside, other=0).to(tl.uint32, bitcast=True)

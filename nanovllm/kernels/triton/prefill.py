@@ -11,6 +11,7 @@ import triton.language as tl
 
 from nanovllm.kernels.geometry import prefill_tile
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
+from nanovllm.kernels.triton.overlap import begin
 
 _LOG2_E = 1.4426950408889634
 
@@ -57,7 +58,9 @@ def _paged_prefill(
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    begin(OVERLAPS)
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     sequence = _sequence_of_tile(tile, cu_seqlens_q, num_seqs, BLOCK_Q)

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from nanovllm.kernels.geometry import next_power_of_2
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
+from nanovllm.kernels.triton.overlap import begin
 
 _HEADS_PER_PROGRAM = 4
 
@@ -31,7 +32,9 @@ def _qkv_rope_store(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     NORMS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    begin(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
     pair = tl.arange(0, BLOCK_HALF)[None, :]

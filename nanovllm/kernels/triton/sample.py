@@ -10,6 +10,7 @@ import triton.language as tl
 from nanovllm.kernels.geometry import next_power_of_2, vocab_tile
 from nanovllm.kernels.reference.weights import MAX_TEMPERATURE, WEIGHT_ONE
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
+from nanovllm.kernels.triton.overlap import begin
 
 
 @triton.jit
@@ -50,7 +51,9 @@ def _sum_pieces(
     BLOCK: tl.constexpr,
     ONE: tl.constexpr,
     MAX_TEMP: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
     heat = tl.load(temperature + row)
@@ -88,7 +91,9 @@ def _pick_token(
     BLOCK: tl.constexpr,
     ONE: tl.constexpr,
     MAX_TEMP: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    begin(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     heat = tl.load(temperature + row)
     peak = tl.load(peaks + row)

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 import attrs
 import torch
 
+from nanovllm.kernels.geometry import FEW_ROWS
 from nanovllm.kernels.triton.activation import plan_silu_mul
 from nanovllm.kernels.triton.decode import plan_paged_decode
 from nanovllm.kernels.triton.greedy import plan_greedy
 from nanovllm.kernels.triton.launch import Launch
+from nanovllm.kernels.triton.linear import plan_linear
 from nanovllm.kernels.triton.norm import plan_rms_norm
 from nanovllm.kernels.triton.philox import plan_uniform
 from nanovllm.kernels.triton.prefill import plan_paged_prefill
@@ -116,6 +118,17 @@ def step_launches(
     )
     intermediate = shape.intermediate_size
     yield from plan_silu_mul(floats(rows, 2 * intermediate), floats(rows, intermediate))
+    for few in (1, max(2, min(rows, FEW_ROWS))):  # each has a kernel
+        wide, norms = floats(few, size), floats(size)
+        heads_out = (heads + 2 * shape.num_kv_heads) * dim
+        yield from plan_linear(
+            wide, norms, 1e-6, floats(heads_out, size), None, floats(few, heads_out)
+        )
+        gated = floats(few, intermediate)
+        yield from plan_linear(
+            wide, norms, 1e-6, floats(2 * intermediate, size), None, gated, gates=True
+        )
+        yield from plan_linear(gated, None, 0.0, floats(size, intermediate), None, wide, adds=True)
     logits, ids = floats(rows, shape.vocab_size), floats(rows, dtype=torch.int64)
     numbers = floats(rows, dtype=torch.float32)
     yield from plan_greedy(logits, ids, numbers)

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from nanovllm.kernels.triton.launch import Kernel, Launch, run
+from nanovllm.kernels.triton.overlap import begin
 
 _BLOCK = 128
 """Rows of a program, however few there are, so that all buckets share one variant."""
@@ -36,7 +37,9 @@ def _decode_inputs(
     table_stride,
     BLOCK_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    begin(OVERLAPS)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = rows < count
     place = tl.load(source + rows, mask=inside, other=-1)
@@ -54,7 +57,8 @@ def _decode_inputs(
 
 
 @triton.jit(do_not_specialize=["offset", "count"])
-def _keep_tokens(token_ids, peak, offset, kept, count, BLOCK: tl.constexpr):
+def _keep_tokens(token_ids, peak, offset, kept, count, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    begin(OVERLAPS)
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = rows < count
     token = tl.load(token_ids + rows, mask=inside, other=0).to(tl.int32)
