@@ -63,6 +63,26 @@ def pause(_typing: Any) -> Any:
     return types.void(), codegen
 
 
+def emit_fetch(b: Any, address: Any) -> None:
+    """Ask for a cache line that is read soon. An address past the end does no harm."""
+    pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+    signature = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+    prefetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0i8")
+    # For reading, kept in the outer caches, data.
+    b.call(prefetch, [b.inttoptr(address, pointer), i32(0), i32(2), i32(1)])
+
+
+@intrinsic
+def fetch(_typing: Any, address: Any) -> Any:
+    """The same, for compiled code."""
+
+    def codegen(context: Any, b: Any, _signature: Any, arguments: Any) -> Any:
+        emit_fetch(b, arguments[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
 @intrinsic
 def give_way(_typing: Any) -> Any:
     """Let the system run another thread on this core, if one is ready."""

@@ -21,7 +21,7 @@ from nanovllm.runtime.native.buffers import FLOAT_PADDING, int32s, int64s, item_
 from nanovllm.runtime.native.matmul import matmul_phase
 from nanovllm.runtime.native.options import INLINE, OPTIONS
 from nanovllm.runtime.native.pages import GROUP, find_groups
-from nanovllm.runtime.native.phases import claim, finish, wait_for
+from nanovllm.runtime.native.phases import claim, finish, wait_fetching, wait_for
 from nanovllm.runtime.native.rows import add_and_norm, gate, prepare_heads, start_row, write_inputs
 
 PHASES_PER_LAYER = 10
@@ -61,7 +61,8 @@ def _start_phase(counters: int, kind: Any, num_inputs: int, model: Any, buffers:
 @njit(**OPTIONS)
 def _norm_phase(
     counters: int, phase: int, kind: Any, num_inputs: int, has_change: bool, bias: int,
-    bias_layer: int, norm: int, layer: int, model: Any, buffers: Any, member: Any,
+    bias_layer: int, norm: int, layer: int, upcoming: int, model: Any, buffers: Any,
+    member: Any,
 ) -> None:  # fmt: skip
     """Add what the block before left, and normalise."""
     rows = chunk_rows(num_inputs)
@@ -74,7 +75,7 @@ def _norm_phase(
             )
         finish(counters, phase)
         chunk = claim(counters, phase)
-    wait_for(counters, phase, num_chunks)
+    wait_fetching(counters, phase, num_chunks, upcoming)
 
 
 @njit(**OPTIONS)
@@ -91,8 +92,8 @@ def _linear_phase(
 
 @njit(**INLINE)
 def _heads_phase(
-    counters: int, phase: int, cache_kind: Any, layer: int, num_inputs: int, model: Any,
-    buffers: Any,
+    counters: int, phase: int, cache_kind: Any, layer: int, num_inputs: int,
+    upcoming: int, model: Any, buffers: Any,
 ) -> None:  # fmt: skip
     rows = chunk_rows(num_inputs)
     num_chunks = -(-num_inputs // rows)
@@ -102,7 +103,7 @@ def _heads_phase(
             prepare_heads(cache_kind, layer, m, model, buffers)
         finish(counters, phase)
         chunk = claim(counters, phase)
-    wait_for(counters, phase, num_chunks)
+    wait_fetching(counters, phase, num_chunks, upcoming)
 
 
 @njit(**OPTIONS)
@@ -153,8 +154,8 @@ def _write_heads(kind: Any, tile: int, head: int, result: int, model: Any, buffe
 
 @njit(**INLINE)
 def _attention_phase(
-    counters: int, phase: int, kind: Any, cache_kind: Any, layer: int, num_tiles: int, model: Any,
-    buffers: Any, member: Any,
+    counters: int, phase: int, kind: Any, cache_kind: Any, layer: int, num_tiles: int,
+    upcoming: int, model: Any, buffers: Any, member: Any,
 ) -> None:  # fmt: skip
     """A chunk is a query tile and a K/V head."""
     num_chunks = num_tiles * model.num_kv_heads
@@ -174,7 +175,7 @@ def _attention_phase(
         _write_heads(kind, tile, head, member.result, model, buffers)
         finish(counters, phase)
         chunk = claim(counters, phase)
-    wait_for(counters, phase, num_chunks)
+    wait_fetching(counters, phase, num_chunks, upcoming)
 
 
 @njit(**INLINE)
@@ -211,8 +212,8 @@ def _shared_attention_phases(
 
 @njit(**INLINE)
 def _gate_phase(
-    counters: int, phase: int, kind: Any, layer: int, num_inputs: int, model: Any, buffers: Any,
-    member: Any,
+    counters: int, phase: int, kind: Any, layer: int, num_inputs: int, upcoming: int, model: Any,
+    buffers: Any, member: Any,
 ) -> None:  # fmt: skip
     rows = chunk_rows(num_inputs)
     num_chunks = -(-num_inputs // rows)
@@ -222,7 +223,7 @@ def _gate_phase(
             gate(kind, layer, m, model, buffers, member)
         finish(counters, phase)
         chunk = claim(counters, phase)
-    wait_for(counters, phase, num_chunks)
+    wait_fetching(counters, phase, num_chunks, upcoming)
 
 
 @njit(**INLINE)
@@ -238,14 +239,14 @@ def _layer_phases(
     # Adds what the layer before left; the first layer has none before it.
     _norm_phase(
         counters, phase, kind, num_inputs, layer > 0, model.down_bias, layer - 1,
-        model.input_norms, layer, model, buffers, member,
+        model.input_norms, layer, panels[QKV], model, buffers, member,
     )  # fmt: skip
     _linear_phase(
         counters, phase + 1, kind, panels[QKV], model.qkv_stride, heads_size + 2 * kv_size, size,
         buffers.normed, buffers.normed_scales, num_inputs, buffers.qkv,
         4 * (heads_size + 2 * kv_size + FLOAT_PADDING), model, buffers,
     )  # fmt: skip
-    _heads_phase(counters, phase + 2, cache_kind, layer, num_inputs, model, buffers)
+    _heads_phase(counters, phase + 2, cache_kind, layer, num_inputs, panels[OUTPUT], model, buffers)
     if num_parts > 0:
         _shared_attention_phases(
             counters, phase + 3, kind, cache_kind, layer, num_tiles, num_parts, model, buffers,
@@ -253,8 +254,9 @@ def _layer_phases(
         )  # fmt: skip
     else:
         _attention_phase(
-            counters, phase + 3, kind, cache_kind, layer, num_tiles, model, buffers, member
-        )
+            counters, phase + 3, kind, cache_kind, layer, num_tiles, panels[OUTPUT], model, buffers,
+            member,
+        )  # fmt: skip
     _linear_phase(
         counters, phase + 5, kind, panels[OUTPUT], model.output_stride, size, heads_size,
         buffers.heads, buffers.heads_scales, num_inputs, buffers.change,
@@ -262,14 +264,14 @@ def _layer_phases(
     )  # fmt: skip
     _norm_phase(
         counters, phase + 6, kind, num_inputs, True, model.output_bias, layer, model.post_norms,
-        layer, model, buffers, member,
+        layer, panels[GATE_UP], model, buffers, member,
     )  # fmt: skip
     _linear_phase(
         counters, phase + 7, kind, panels[GATE_UP], model.gate_up_stride, 2 * inner_size, size,
         buffers.normed, buffers.normed_scales, num_inputs, buffers.gate_up,
         4 * (2 * inner_size + FLOAT_PADDING), model, buffers,
     )  # fmt: skip
-    _gate_phase(counters, phase + 8, kind, layer, num_inputs, model, buffers, member)
+    _gate_phase(counters, phase + 8, kind, layer, num_inputs, panels[DOWN], model, buffers, member)
     _linear_phase(
         counters, phase + 9, kind, panels[DOWN], model.down_stride, size, inner_size,
         buffers.inner, buffers.inner_scales, num_inputs, buffers.change,

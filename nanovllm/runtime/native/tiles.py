@@ -12,11 +12,11 @@ whoever its neighbours are.
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from nanovllm.runtime.native.atomics import emit_fetch
 from nanovllm.runtime.native.kinds import (
     F32,
     F32S,
@@ -152,7 +152,7 @@ def _make_weighted_sum(num_panels: int, num_inputs: int) -> Tile:
                 for unit in range(LANES // how.unit):
                     at = [b.add(address, I64(unit * word_bytes)) for address in panels]
                     for address in later:
-                        _prefetch(b, b.add(address, I64(unit * word_bytes)))
+                        emit_fetch(b, b.add(address, I64(unit * word_bytes)))
                     first = b.add(b.mul(group, I64(LANES)), I64(unit * how.unit))
                     sums = step(at, first, sums, None)
                 return sums
@@ -199,7 +199,7 @@ def _products(
         line = b.mul(index, I64(CACHE_LINE))
         at = b.mul(index, I64(words * how.unit * how.input_dtype.itemsize))
         for address in panels:
-            _prefetch(b, b.add(b.add(address, line), ahead))
+            emit_fetch(b, b.add(b.add(address, line), ahead))
         for word in range(words):
             weights = [
                 how.load(b, b.add(b.add(address, line), I64(word * word_bytes)))
@@ -249,14 +249,6 @@ def _rows(b: Any, start: Any, stride: Any, count: int) -> list[Any]:
 
 def _store(b: Any, value: Any, address: Any) -> None:
     b.store(value, b.inttoptr(address, F32S.as_pointer()), align=4)
-
-
-def _prefetch(b: Any, address: Any) -> None:
-    """Ask for a cache line that is read soon. An address past the end does no harm."""
-    signature = ir.FunctionType(ir.VoidType(), [_POINTER, I32, I32, I32])
-    prefetch = cgutils.get_or_insert_function(b.module, signature, "llvm.prefetch.p0i8")
-    # For reading, kept in the outer caches, data.
-    b.call(prefetch, [b.inttoptr(address, _POINTER), I32(0), I32(2), I32(1)])
 
 
 product_1x1 = _make_product(1, 1)
