@@ -19,7 +19,8 @@ class MemoryFacts:
     Attributes:
         device: "type" of the device, as the engine describes it.
         memory: "weights_bytes" and "kv_cache_bytes", as the engine counts them.
-        graphs: "captures", each with "bucket", "pool_bytes" and "driver_bytes".
+        graphs: "captures", each with "bucket", "pool_bytes" and "driver_bytes", and "counts": what
+            a bucket counts, if not "rows".
         values: Sensor's name -> value; `torch.allocated_peak_bytes` of the whole run.
         reasons: Sensor's name -> why it has no value.
         touched_blocks: The share of the K/V blocks that were written at some time, from 0 to 1;
@@ -204,17 +205,17 @@ class _Builder:
     def graph_rows(self) -> tuple[int, int]:
         """Rows of the captured graphs by bucket; bytes in pools, and bytes outside of torch."""
         captures = self.facts.graphs.get("captures") or ()
-        pools: dict[Any, int] = {}
+        pools: dict[tuple[Any, str], int] = {}
         for capture in captures:
-            bucket = capture.get("bucket")
+            bucket = capture.get("bucket"), str(capture.get("counts", "rows"))
             pools[bucket] = pools.get(bucket, 0) + int(capture.get("pool_bytes") or 0)
         parts = [capture.get("driver_bytes") for capture in captures]
         is_known = all(part is not None for part in parts)
         driver = sum(map(int, parts)) if is_known else 0
-        for bucket, num_bytes in pools.items():
+        for (bucket, counts), num_bytes in pools.items():
             self.row(
-                f"graph_pool_{bucket}",
-                f"Graphs of {bucket} rows",
+                f"graph_pool_{bucket}" + ("" if counts == "rows" else f"_{counts}"),
+                f"Graphs of {bucket} {counts}",
                 num_bytes,
                 "growth of the shared pool at its capture",
             )

@@ -120,7 +120,8 @@ class Step:
         num_cached_blocks: K/V blocks that hold a known prefix after it, in use or free.
         num_preempted: Sequences that lost their blocks in it.
         mode: "replay" (a captured graph), "eager" or "native".
-        bucket: Rows that the captured program ran, pads included; None when not a replay.
+        bucket: Rows that the captured program ran, or positions of a step with prompts, pads
+            included; None when not a replay.
         fallback: Why a decode step on a device with graphs was not a replay.
         schedule_ns: Part that planned it.
         execute_ns: Part that ran the model and the sampler.

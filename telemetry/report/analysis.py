@@ -91,8 +91,12 @@ class Analysis:
 
     @property
     def stepping_s(self) -> float:
-        """Time inside of steps."""
-        return float(np.sum(self.ends_s - self.starts_s))
+        """Time during which some step ran; one that is submitted ahead begins in another."""
+        if not len(self.ends_s):
+            return 0.0
+        # Steps end in order: of each, the part behind the end of the one before.
+        ends_before = np.concatenate(([-np.inf], self.ends_s[:-1]))
+        return float(np.sum(self.ends_s - np.maximum(self.starts_s, ends_before)))
 
 
 def seconds(times_ns: IntColumn, zero_ns: int) -> Floats:

@@ -76,7 +76,11 @@ def warnings(analysis: Analysis) -> Iterator[str]:
     yield from _device(run)
     yield from _memory(run)
     steps = run.steps
-    missed = sum(1 for reason in steps.fallback if reason is not None)
+    missed = sum(
+        1
+        for reason, num_prefill in zip(steps.fallback, steps.num_prefill_tokens, strict=True)
+        if reason is not None and not num_prefill
+    )
     if missed:
         yield f"{missed:,} decode steps were not replayed from a captured graph."
     preempted = sum(steps.num_preempted)

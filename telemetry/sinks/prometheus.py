@@ -88,7 +88,10 @@ class Metrics:
         self._preemptions = metric(counter, "preemptions", "Sequences that lost their blocks")
         self._replays = metric(counter, "graph_replays", "Replays of captured steps", ("bucket",))
         self._pads = metric(
-            counter, "graph_padding_tokens", "Rows computed for nothing by replays", ("bucket",)
+            counter,
+            "graph_padding_tokens",
+            "Pads computed by replays",
+            ("bucket",),
         )
         self._sequences = metric(gauge, "sequences", "Sequences after the last step", ("state",))
         self._blocks = metric(gauge, "kv_blocks", "K/V blocks after the last step", ("state",))
@@ -128,9 +131,13 @@ class Metrics:
         self._preemptions.inc(sum(step.num_preempted for step in steps))
         replays = [step for step in steps if step.bucket is not None]
         for bucket, num_replays in Counter(step.bucket for step in replays).items():
-            num_rows = sum(step.num_rows for step in replays if step.bucket == bucket)
+            num_computed = sum(
+                step.num_decode_tokens + step.num_prefill_tokens
+                for step in replays
+                if step.bucket == bucket
+            )
             self._replays.labels(bucket).inc(num_replays)
-            self._pads.labels(bucket).inc(bucket * num_replays - num_rows)
+            self._pads.labels(bucket).inc(bucket * num_replays - num_computed)
         last = steps[-1]
         self._sequences.labels("waiting").set(last.num_waiting)
         self._sequences.labels("running").set(last.num_running)

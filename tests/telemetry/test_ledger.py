@@ -108,6 +108,17 @@ def test_captured_steps_are_reported_by_bucket_with_what_capturing_cost(capturin
     assert [row[:2] for row in captures.rows] == [(c["bucket"], c["variant"]) for c in described]
 
 
+def test_a_bucket_of_positions_is_none_of_rows():
+    prompts = {"variant": "prompts", "counts": "positions", "driver_bytes": 0}
+    captures = [*GRAPHS["captures"], {**prompts, "bucket": 8, "pool_bytes": GIB // 16}]
+    ledger = build_ledger(0, MemoryFacts(CUDA, GPU_MEMORY, {"captures": captures}, GPU_VALUES))
+
+    assert sizes(ledger)["graph_pool_8"] == GIB * 3 // 4
+    assert sizes(ledger)["graph_pool_8_positions"] == GIB // 16
+    assert ledger.row("graph_pool_8_positions").label == "Graphs of 8 positions"
+    assert sizes(ledger)["residual"] == 0
+
+
 def test_without_graphs_there_are_no_rows_of_graphs():
     ledger = build_ledger(0, MemoryFacts(CUDA, GPU_MEMORY, {"captures": []}, GPU_VALUES))
 

@@ -26,9 +26,15 @@ def steps(analysis: Analysis) -> Section:
     replays, real, padded = _replays(table)
     num_replays = sum(replays.values())
     num_decodes = sum(1 for n in table.num_prefill_tokens if n == 0)
-    missed = Counter(reason for reason in table.fallback if reason is not None)
-    no_replays = NotAvailable("no step was a replay")
+    num_prompts = len(table) - num_decodes
+    missed = Counter(
+        reason
+        for reason, num_prefill in zip(table.fallback, table.num_prefill_tokens, strict=True)
+        if reason is not None and not num_prefill
+    )
+    no_replays = NotAvailable("no decode step was a replay")
     num_padded = sum(padded.values())
+    num_replayed_prompts = table.mode.count("replay") - num_replays
     figures = (
         Figure("num_steps", "Steps", len(table), "count", "step records"),
         Figure(
@@ -38,6 +44,16 @@ def steps(analysis: Analysis) -> Section:
             "ratio",
             "step records: mode",
             num_samples=num_decodes,
+        ),
+        Figure(
+            "prompt_replay_ratio",
+            "Replayed share of steps with prompts",
+            num_replayed_prompts / num_prompts
+            if num_replayed_prompts
+            else NotAvailable("no step with prompts was a replay"),
+            "ratio",
+            "step records: mode",
+            num_samples=num_prompts,
         ),
         Figure(
             "padding_waste_ratio",
@@ -81,16 +97,26 @@ def steps(analysis: Analysis) -> Section:
 
 
 def _replays(table: StepTable) -> tuple[Counter[int], Counter[int], Counter[int]]:
-    """Replays, real rows and rows with padding, of each bucket."""
+    """Replays of decodes, real rows and rows with padding, of each bucket."""
     replays: Counter[int] = Counter()
     real: Counter[int] = Counter()
     padded: Counter[int] = Counter()
-    for mode, bucket, num_rows in zip(table.mode, table.bucket, table.num_rows, strict=True):
-        if mode == "replay" and bucket is not None:
-            replays[bucket] += 1
-            real[bucket] += num_rows
-            padded[bucket] += bucket
+    for i in _replayed_decodes(table):
+        bucket = table.bucket[i]
+        assert bucket is not None
+        replays[bucket] += 1
+        real[bucket] += table.num_rows[i]
+        padded[bucket] += bucket
     return replays, real, padded
+
+
+def _replayed_decodes(table: StepTable) -> list[int]:
+    """Places of replays without prompts, whose buckets count rows."""
+    return [
+        i
+        for i, (mode, bucket) in enumerate(zip(table.mode, table.bucket, strict=True))
+        if mode == "replay" and bucket is not None and not table.num_prefill_tokens[i]
+    ]
 
 
 def _lead(
@@ -101,10 +127,10 @@ def _lead(
     modes = Counter(table.mode)
     if not num_replays:
         names = ", ".join(f"{count:,} {mode}" for mode, count in modes.most_common())
-        return f"No step was replayed from a captured graph: {names}. Nothing was padded."
+        return f"No decode step was replayed from a captured graph: {names}. Nothing was padded."
     lead = (
-        f"{num_replays:,} steps were replayed; {human(num_pads / num_padded, 'ratio')} of the rows "
-        "they computed were padding."
+        f"{num_replays:,} decode steps were replayed; {human(num_pads / num_padded, 'ratio')} of "
+        "the rows they computed were padding."
     )
     if missed:
         lead += f" {sum(missed.values()):,} decode steps fell back."
@@ -115,9 +141,10 @@ def _chart(
     table: StepTable, replays: Counter[int], real: Counter[int], padded: Counter[int]
 ) -> ShareChart:
     times: defaultdict[int, list[float]] = defaultdict(list)
-    for mode, bucket, ns in zip(table.mode, table.bucket, table.execute_ns, strict=True):
-        if mode == "replay" and bucket is not None:
-            times[bucket].append(ns / 1e9)
+    for i in _replayed_decodes(table):
+        bucket = table.bucket[i]
+        assert bucket is not None
+        times[bucket].append(table.execute_ns[i] / 1e9)
     rows: list[tuple[Value, ...]] = []
     bars = []
     num_replays = sum(replays.values())

@@ -311,3 +311,33 @@ def test_a_gap_in_which_nothing_happened_says_where_the_time_went(steps_end_late
     run = attrs.evolve(CPU, steps=steps, requests=(), events=(), series=series)
 
     assert table(run, "latency", "The worst gaps").rows[0][-1] == expected
+
+
+def test_steps_that_overlap_count_their_time_once():
+    """A step that is submitted ahead begins while the one before it runs."""
+    columns = {name: list(getattr(GPU.steps, name)) for name in attrs.fields_dict(StepTable)}
+    columns["t0_ns"][1:] = columns["t0_ns"][:-1]  # each begins with the one before
+    ahead = attrs.evolve(GPU, steps=StepTable(**columns))
+    lead = section(ahead, "timeline").lead
+    share = float(lead.split("running ")[1].split(" %")[0])
+
+    # Never over 100, and no less than steps that leave gaps between them.
+    before = section(GPU, "timeline").lead
+    assert float(before.split("running ")[1].split(" %")[0]) <= share <= 100
+    assert figures(ahead)["idle_ratio"] <= figures(GPU)["idle_ratio"]
+
+
+def test_steps_with_prompts_are_told_from_decodes():
+    columns = {name: list(getattr(GPU.steps, name)) for name in attrs.fields_dict(StepTable)}
+    prompts = [i for i, count in enumerate(columns["num_prefill_tokens"]) if count]
+    for i in prompts[::2]:
+        columns["mode"][i], columns["bucket"][i] = "replay", 512
+    for i in prompts[1::2]:
+        columns["fallback"][i] = "the step has too many positions"
+    run = attrs.evolve(GPU, steps=StepTable(**columns))
+    before, after = figures(GPU), figures(run)
+
+    assert after["prompt_replay_ratio"] == pytest.approx(len(prompts[::2]) / len(prompts))
+    assert isinstance(before["prompt_replay_ratio"], NotAvailable)
+    for name in ("replay_ratio", "padding_waste_ratio", "num_graph_misses"):
+        assert after[name] == before[name]

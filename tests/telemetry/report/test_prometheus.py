@@ -26,6 +26,7 @@ class Step:
     end_s: float
     sampled: tuple = ()
     num_rows: int = 0
+    num_decode_tokens: int = 0
     num_prefill_tokens: int = 0
     num_prefix_hit_tokens: int = 0
     num_waiting: int = 0
@@ -90,12 +91,16 @@ def test_a_request_that_ended_gives_its_time_to_first_token_and_is_forgotten(met
 
 
 def test_replays_count_their_padding_by_bucket(metrics, sample):
-    metrics.on_steps([Step(1.0, num_rows=3, mode="replay", bucket=4)])
-    metrics.on_steps([Step(1.1, num_rows=4, mode="replay", bucket=4)])
-    metrics.on_steps([Step(1.2, num_rows=9, mode="eager")])
+    metrics.on_steps([Step(1.0, num_decode_tokens=3, mode="replay", bucket=4)])
+    metrics.on_steps([Step(1.1, num_decode_tokens=4, mode="replay", bucket=4)])
+    metrics.on_steps([Step(1.2, num_decode_tokens=9, mode="eager")])
+    # Of a step with prompts a bucket counts positions.
+    prompts = {"num_prefill_tokens": 20, "num_decode_tokens": 2, "num_rows": 3}
+    metrics.on_steps([Step(1.3, **prompts, mode="replay", bucket=32)])
 
     assert sample("graph_replays_total", bucket="4") == 2
     assert sample("graph_padding_tokens_total", bucket="4") == 1
+    assert sample("graph_padding_tokens_total", bucket="32") == 10
     assert sample("steps_total", mode="eager") == 1
 
 
