@@ -16,6 +16,7 @@ import importlib.util
 import itertools
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -94,6 +95,7 @@ class Worker:
             stderr=self._errors,
             text=True,
             cwd=Path(__file__).parent.parent,
+            start_new_session=True,  # so that whatever it starts can be stopped with it
             env={
                 **os.environ,
                 **ENGINES[engine].environment(python),
@@ -103,15 +105,27 @@ class Worker:
         )
 
     def wait_until_loaded(self) -> None:
-        """Wait for its weights, and for whatever it compiles first."""
+        """Wait for its weights, and for whatever it compiles first; then stop it."""
         self._result()
+        os.killpg(self._process.pid, signal.SIGSTOP)
 
     def measure(self, case: tuple[int, int, int]) -> dict[str, float]:
-        """Run one case and wait for its result."""
+        """Run one case and wait for its result.
+
+        Before and after it is stopped: idle threads that look for work would take a core's time.
+        """
+        os.killpg(self._process.pid, signal.SIGCONT)
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             print(json.dumps(case), file=self._process.stdin, flush=True)
-        return self._result()
+        result = self._result()
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        return result
+
+    def end(self) -> None:
+        """Let it go."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _result(self) -> dict[str, float]:
         assert self._process.stdout is not None
@@ -133,7 +147,7 @@ def serve(engine: str, threads: int, weights: str, *, real_time: bool) -> None:
 
 
 def main() -> None:
-    """Measure every engine on every case in turn; print medians and ratios to ours."""
+    """Start the engines, and compare them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -165,11 +179,21 @@ def main() -> None:
         )
         for name in engines
     }
+    try:
+        compare(workers, [CASES[place] for place in options.cases], options.rounds)
+    finally:
+        for worker in workers.values():
+            worker.end()
+
+
+def compare(workers: dict[str, Worker], cases: list[tuple[int, int, int]], rounds: int) -> None:
+    """Measure every engine on every case in turn; print medians and ratios to the first."""
+    engines = list(workers)
     for worker in workers.values():  # what is timed below has the machine to itself
         worker.wait_until_loaded()
-    for case in (CASES[place] for place in options.cases):
+    for case in cases:
         results: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             for name in engines:
                 results[name].append(workers[name].measure(case))
         print("batch {}, {} prompt tokens, {} new tokens".format(*case), flush=True)
