@@ -23,7 +23,8 @@ import attrs
 import torch
 
 from bench.gpu_kernels import kernels
-from bench.gpu_stages import capture, latency, parity, probes
+from bench.gpu_latency import first_tokens, latency
+from bench.gpu_stages import capture, parity, probes
 from bench.gpu_world import World, make_world
 from nanovllm.facts import package_version
 
@@ -37,7 +38,8 @@ STAGES: dict[str, tuple[float, Stage]] = {
     "kernels": (60, kernels),
     "capture": (60, capture),
     "parity": (90, parity),
-    "latency": (180, latency),
+    "latency": (150, latency),
+    "first_tokens": (30, first_tokens),
 }
 """With the seconds that each is given."""
 

@@ -88,6 +88,8 @@ class World:
             dtype=name,
             eos_token_ids=frozenset(),
         )
+        if self.is_small:  # what takes a GPU no time takes a CPU long
+            options = {"graph_prompt_sizes": (4, 64), **options}
         given = EngineConfig(dtype=name, attention_backend="triton", **options)
         # As of a GPU with room for everything, on a CPU too: there the operators have references.
         device = DeviceFacts("cuda:0", 80 * 2**30, 80 * 2**30, frozenset({name}))
@@ -151,11 +153,11 @@ class World:
             torch.cuda.synchronize(self.device)
 
 
-def make_world(device: torch.device) -> World:
-    """The whole model on a GPU; a small one of the same family on a CPU."""
+def make_world(device: torch.device, *, is_exact: bool = False) -> World:
+    """The whole model on a GPU, exact in float32; a small one of the same family on a CPU."""
     is_small = device.type == "cpu"
     model = read_model_config(SMALL if is_small else QWEN3_0_6B, source="gpu_check")
-    dtype = torch.float32 if is_small else torch.bfloat16
+    dtype = torch.float32 if is_small or is_exact else torch.bfloat16
     num_sms = 8 if is_small else int(torch.cuda.get_device_properties(device).multi_processor_count)
     decoder = load_decoder(
         RandomCheckpoint(model), model, dtype=dtype, device=device, make_linear=PlainLinear

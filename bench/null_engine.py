@@ -48,6 +48,7 @@ def make_null_engine(num_seqs: int, max_model_len: int) -> Engine:
         kv_cache_bytes=0,
         attention_backend="torch",
         graph_batch_sizes=(),
+        graph_prompt_sizes=(),
         enable_prefix_caching=True,
         eos_token_ids=frozenset(),
         seed=0,

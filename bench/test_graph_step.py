@@ -160,7 +160,7 @@ def make_executor(max_num_rows: int) -> GraphExecutor:
     captured = CapturedSteps(
         statics, attention, plan_buckets(max_num_rows), NullBackend(), ignore_event
     )
-    return GraphExecutor(statics, attention, captured, NullQueue(), max_num_batched_tokens=4096)
+    return GraphExecutor(statics, attention, captured, NullQueue())
 
 
 def make_steps(

@@ -19,6 +19,7 @@ class Backend:
         block_size: Tokens a K/V block where nothing else is asked for.
         block_size_multiple: Block sizes must be a multiple of this.
         uses_graphs: Its decode steps can be captured.
+        captures_prompts: So can its steps with prompts, which have rows of any length.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Backend:
     block_size: int
     block_size_multiple: int = 1
     uses_graphs: bool = False
+    captures_prompts: bool = False
 
 
 _HALF = frozenset({"bfloat16", "float16"})
@@ -42,7 +44,15 @@ TABLE = (
         16,
     ),
     # A block of 64 is what the decode kernel reads at once, and fine enough for prefix hits.
-    Backend("triton", "this package's Triton kernels", "cuda", _ALL, 64, uses_graphs=True),
+    Backend(
+        "triton",
+        "this package's Triton kernels",
+        "cuda",
+        _ALL,
+        64,
+        uses_graphs=True,
+        captures_prompts=True,
+    ),
     # The page size that the library accepts; see its `flash_attn_with_kvcache`.
     Backend("flash_attn", "the flash-attn package", "cuda", _HALF, 256, 256, uses_graphs=True),
     # The same kernels as they come with torch, from 2.12 on.

@@ -18,6 +18,8 @@ from nanovllm.runtime.graph_executor import GraphExecutor
 from nanovllm.runtime.kv_cache import allocate_kv_cache
 from nanovllm.runtime.library_attention import make_attention
 from nanovllm.runtime.paged_attention import AttentionShape, PagedAttention
+from nanovllm.runtime.prompt_program import prompt_layouts
+from nanovllm.runtime.step_inputs import max_mixed_words
 from nanovllm.runtime.step_memory import CudaMemoryProbe, measure_step_bytes
 
 NUM_PAD_BLOCKS = 1
@@ -129,16 +131,19 @@ def build_graph_executor(
     )
     fused = FusedDecoder.create(decoder, kv_cache, max_model_len=config.max_model_len)
     num_columns = -(-config.max_model_len // block_size)
-    layout = decode_layout(config.limits.num_seats, num_columns, pad_block=num_blocks)
-    statics = DecodeStatics.create(fused, layout)
+    num_seats = config.limits.num_seats
+    layout = decode_layout(num_seats, num_columns, pad_block=num_blocks)
+    prompts = prompt_layouts(
+        config.graph_prompt_sizes,
+        max_num_rows=num_seats,
+        num_table_columns=num_columns,
+        pad_block=num_blocks,
+    )
+    most_words = max_mixed_words(config.max_num_batched_tokens, num_seats, num_columns)
+    num_words = max([most_words, *(one.num_words for one in prompts)])
+    statics = DecodeStatics.create(fused, layout, num_mixed_words=num_words)
     captured = None
     if config.graph_batch_sizes:
-        plan = plan_buckets(config.limits.num_seats, sizes=config.graph_batch_sizes)
-        captured = CapturedSteps(statics, attention, plan, backend, on_event)
-    return GraphExecutor(
-        statics,
-        attention,
-        captured,
-        queue,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-    )
+        plan = plan_buckets(num_seats, sizes=config.graph_batch_sizes)
+        captured = CapturedSteps(statics, attention, plan, backend, on_event, prompts)
+    return GraphExecutor(statics, attention, captured, queue)

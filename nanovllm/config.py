@@ -49,6 +49,10 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: v is None or (isinstance(v, tuple) and bool(v) and all(map(_is_count, v))),
         "batch sizes >= 1, or None",
     ),
+    "graph_prompt_sizes": (
+        lambda v: v is None or (isinstance(v, tuple) and all(map(_is_count, v))),
+        "numbers of positions >= 1, or None",
+    ),
     "enable_prefix_caching": _FLAG,
     "attention_backend": (lambda v: v in ("auto", *BACKENDS), f"'auto' or one of {BACKENDS}"),
     "tensor_parallel_size": (lambda v: _is_count(v) and v == 1, "1: one device per engine"),
@@ -85,6 +89,9 @@ class EngineConfig:
         enforce_eager: Capture no CUDA graphs.
         graph_batch_sizes: Decode batch sizes to capture CUDA graphs for; the largest batch that
             there can be is always among them. Default: `graphs.plan_buckets`.
+        graph_prompt_sizes: Numbers of positions to capture CUDA graphs for of steps with prompts,
+            which are padded to the next size; larger steps run eagerly. Empty: all do. Default: 9
+            sizes up to 512.
         enable_prefix_caching: Reuse the K/V of prompts that start alike.
         attention_backend: "auto", or a name in `nanovllm.backends.TABLE`.
         tensor_parallel_size: 1.
@@ -110,6 +117,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
     graph_batch_sizes: tuple[int, ...] | None = attrs.field(default=None, converter=_as_tuple)
+    graph_prompt_sizes: tuple[int, ...] | None = attrs.field(default=None, converter=_as_tuple)
     enable_prefix_caching: bool = True
     attention_backend: str = "auto"
     tensor_parallel_size: int = 1
@@ -201,6 +209,7 @@ class ResolvedConfig:
     kv_cache_bytes: int
     attention_backend: str
     graph_batch_sizes: tuple[int, ...]
+    graph_prompt_sizes: tuple[int, ...]
     enable_prefix_caching: bool
     eos_token_ids: frozenset[int]
     seed: int

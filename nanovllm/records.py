@@ -55,7 +55,8 @@ class StepRecord:
         num_cached_blocks: Blocks after it that hold a known prefix, in use or free.
         num_preempted: Sequences that lost their blocks in it.
         mode: "replay" of a captured graph, "eager", or "native" on a CPU.
-        bucket: Rows that the captured graph ran, pads included; None if it was no replay.
+        bucket: Rows that the captured graph ran, or positions of a step with prompts, pads
+            included; None if it was no replay.
         fallback: Why a step on a device with graphs was no replay; None if it was, or has none.
         schedule_s: Time to plan it.
         execute_s: Time from laying out the batch to its tokens, the wait for the device included.

@@ -12,7 +12,9 @@ from nanovllm.errors import ConfigError
 CPU_KV_CACHE_SHARE = 0.25  # of the memory that is free
 CPU_KV_CACHE_MAX_BYTES = 4 * 2**30
 
-NUM_GRAPH_VARIANTS = 2  # greedy and drawing steps
+NUM_GRAPH_VARIANTS = 2  # decodes: greedy and drawing ones; prompts: of few rows and of many
+PROMPT_SIZES = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+"""Beyond, a model is busy for as long as the host needs to launch a step."""
 GRAPH_BYTES = 12 * 2**20
 """Set aside for each CUDA graph. vLLM's logs show 6 to 26 MiB for big models; what the graphs of
 an engine took is in `describe()["graphs"]`."""
@@ -56,12 +58,16 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
     block_bytes = model.kv_values_per_token * block_size * (4 if dtype == "float32" else 2)
     num_seats = min(max_num_seqs, max_num_batched_tokens)
     graph_batch_sizes = _resolve_graphs(config, choice.backend, num_seats, notes)
+    graph_prompt_sizes: tuple[int, ...] = ()
+    if graph_batch_sizes and choice.backend.captures_prompts:
+        graph_prompt_sizes = _resolve_prompt_graphs(config, max_num_batched_tokens, notes)
+    num_graphs = len(graph_batch_sizes) + len(graph_prompt_sizes)
     num_blocks = _resolve_num_blocks(
         config,
         attrs.evolve(
             device,
             activation_bytes=device.activation_bytes
-            + len(graph_batch_sizes) * NUM_GRAPH_VARIANTS * GRAPH_BYTES,
+            + num_graphs * NUM_GRAPH_VARIANTS * GRAPH_BYTES,
         ),
         block_bytes,
         max_num_seqs * -(-max_model_len // block_size),
@@ -79,6 +85,7 @@ def resolve(config: EngineConfig, model: ModelFacts, device: DeviceFacts) -> Res
         kv_cache_bytes=num_blocks * block_bytes,
         attention_backend=choice.backend.name,
         graph_batch_sizes=graph_batch_sizes,
+        graph_prompt_sizes=graph_prompt_sizes,
         enable_prefix_caching=config.enable_prefix_caching,
         eos_token_ids=model.eos_token_ids,
         seed=config.seed,
@@ -110,6 +117,25 @@ def _resolve_graphs(
         ) from error
     notes.append(f"{len(plan.sizes)} decode batch sizes as CUDA graphs, up to {num_seats}")
     return plan.sizes
+
+
+def _resolve_prompt_graphs(
+    config: EngineConfig, max_num_batched_tokens: int, notes: list[str]
+) -> tuple[int, ...]:
+    """The numbers of positions to capture steps with prompts for."""
+    asked = config.graph_prompt_sizes
+    if asked is None:
+        sizes = tuple(size for size in PROMPT_SIZES if size <= max_num_batched_tokens)
+    elif asked and max(asked) > max_num_batched_tokens:
+        raise ConfigError(
+            f"`graph_prompt_sizes` is {asked} but a step has at most {max_num_batched_tokens} "
+            "positions (`max_num_batched_tokens`); leave larger sizes out."
+        )
+    else:
+        sizes = tuple(sorted(set(asked)))
+    if sizes:
+        notes.append(f"steps with prompts as CUDA graphs, up to {sizes[-1]} positions")
+    return sizes
 
 
 def _why_dtype(config: EngineConfig, model: ModelFacts, dtype: str) -> str:

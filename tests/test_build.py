@@ -98,6 +98,16 @@ def test_finds_a_device_that_is_there(gpus, name, count, device):
     assert find_device(name) == torch.device(device)
 
 
+def test_memory_that_torch_keeps_of_tensors_that_are_gone_counts_as_free(gpus, monkeypatch):
+    """An engine that was closed has left it so."""
+    gpus(1)
+    free = [5]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 24))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(free.pop() + 10))
+
+    assert read_device_facts(torch.device("cuda", 0), model_config()).free_bytes == 15
+
+
 def test_a_cpu_tells_its_memory_and_may_run_natively():
     facts = read_device_facts(torch.device("cpu"), model_config())
 

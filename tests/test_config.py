@@ -24,6 +24,7 @@ GOOD = {
     "gpu_memory_utilization": (0.9, 1e-6, 1, 1.0),
     "enforce_eager": (True, False),
     "graph_batch_sizes": (None, (1,), (8, 2, 300)),
+    "graph_prompt_sizes": (None, (), (16, 300)),
     "enable_prefix_caching": (True, False),
     "attention_backend": ("auto", "native", "triton", "flash_attn", "varlen", "torch"),
     "tensor_parallel_size": (1,),
@@ -54,6 +55,7 @@ BAD = {
     "gpu_memory_utilization": (0, -0.5, 1.01, 90, math.nan, math.inf, "0.9", None, True, 10**400),
     "enforce_eager": NOT_FLAGS,
     "graph_batch_sizes": ([], (), (0,), (1, -1), (1.0,), (True,), "1", 4, {1: 2}),
+    "graph_prompt_sizes": ((0,), (1, -1), (1.0,), (True,), "1", 4, {1: 2}),
     "enable_prefix_caching": NOT_FLAGS,
     "attention_backend": ("", "flash", "Native", None, 1, True),
     "tensor_parallel_size": (0, 2, -1, 1.0, True, None, "1"),
@@ -89,7 +91,7 @@ def test_refuses_what_is_out_of_range_or_of_another_type_and_names_option_and_va
     with pytest.raises(ConfigError) as caught:
         EngineConfig(**{name: value})
 
-    shown = tuple(value) if isinstance(value, list) and name == "graph_batch_sizes" else value
+    shown = tuple(value) if isinstance(value, list) and name.startswith("graph_") else value
     message = str(caught.value)
     assert message.startswith(f"`{name}` is {shown!r} but must be ")
     assert message.endswith(".")

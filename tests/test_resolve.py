@@ -14,7 +14,7 @@ from nanovllm.config import (
 )
 from nanovllm.core import SchedulerLimits
 from nanovllm.errors import ConfigError
-from nanovllm.resolve import GRAPH_BYTES, NUM_GRAPH_VARIANTS, resolve
+from nanovllm.resolve import GRAPH_BYTES, NUM_GRAPH_VARIANTS, PROMPT_SIZES, resolve
 
 GIB = 2**30
 
@@ -313,7 +313,18 @@ def test_the_batch_sizes_asked_for_are_captured_and_the_largest_one_always():
     ids=["cpu", "torch", "eager", "asked for on a cpu"],
 )
 def test_nothing_is_captured_where_steps_run_as_they_are(device, options):
-    assert resolved(device, **options).graph_batch_sizes == ()
+    config = resolved(device, **options)
+
+    assert config.graph_batch_sizes == config.graph_prompt_sizes == ()
+
+
+def test_short_prompts_are_captured_where_the_kernels_allow_it():
+    assert resolved(NEW_GPU).graph_prompt_sizes == PROMPT_SIZES
+    assert resolved(NEW_GPU, max_num_batched_tokens=100).graph_prompt_sizes == (16, 32, 64, 96)
+    assert resolved(NEW_GPU, graph_prompt_sizes=[64, 8, 64]).graph_prompt_sizes == (8, 64)
+    assert resolved(NEW_GPU, graph_prompt_sizes=[]).graph_prompt_sizes == ()
+    with pytest.raises(ConfigError, match=r"`graph_prompt_sizes` is .*at most 50 positions"):
+        resolved(NEW_GPU, graph_prompt_sizes=[64], max_num_batched_tokens=50)
 
 
 @pytest.mark.parametrize("activation_gib", [0, 3])
@@ -321,7 +332,8 @@ def test_room_for_steps_and_graphs_is_left_beside_the_cache(activation_gib):
     device = attrs.evolve(NEW_GPU, activation_bytes=activation_gib * GIB)
     unlimited = attrs.evolve(MODEL, max_position_embeddings=10**9)
     config = resolved(device, unlimited, gpu_memory_utilization=0.5)
-    graphs = NUM_GRAPH_VARIANTS * GRAPH_BYTES * len(config.graph_batch_sizes)
+    num_sizes = len(config.graph_batch_sizes) + len(config.graph_prompt_sizes)
+    graphs = NUM_GRAPH_VARIANTS * GRAPH_BYTES * num_sizes
     left = 12 * GIB - 2 * GIB - activation_gib * GIB - graphs  # the share, the weights, steps
     assert left - MODEL.kv_values_per_token * 2 * 64 < config.kv_cache_bytes <= left
 

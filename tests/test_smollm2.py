@@ -7,7 +7,7 @@ import transformers
 from nanovllm import LLM, SamplingParams
 from nanovllm.model.gguf_checkpoint import GgufCheckpoint
 from tests.builtin import builtin_gguf_path
-from tests.engines import is_idle
+from tests.engines import ON_GPU, is_idle
 
 PROMPTS = [
     "The capital of France is",
@@ -56,11 +56,18 @@ def reference_logits(reference, prompt_ids, completion_ids):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "backend"), [*((name, "native") for name in SCHEDULES), ("plain", "torch")]
+    ("schedule", "backend"),
+    [
+        *((name, "native") for name in SCHEDULES),
+        ("plain", "torch"),
+        pytest.param("plain", "triton", marks=ON_GPU.marks),
+        pytest.param("in chunks of 5", "triton", marks=ON_GPU.marks),
+    ],
 )
 def test_greedy_tokens_in_float32_are_those_of_transformers(path, reference, schedule, backend):
     """Each token is the argmax after all before it: then all are what greedy search gives."""
-    options = {"device": "cpu", "dtype": "float32", "attention_backend": backend}
+    device = "cuda" if backend == "triton" else "cpu"
+    options = {"device": device, "dtype": "float32", "attention_backend": backend}
     with LLM(path, **options, **SCHEDULES[schedule]) as llm:
         first = llm.generate(PROMPTS, GREEDY)
         again = llm.generate(PROMPTS[:2], GREEDY)
@@ -95,10 +102,11 @@ def test_logits_in_float32_are_within_a_ten_thousandth(path, reference):
     torch.testing.assert_close(torch.cat(captured), expected, atol=1e-4, rtol=0)
 
 
-def agreement(path, reference, dtype):
+def agreement(path, reference, dtype, backend="native"):
     """How many of the model's tokens float32 would choose after the same ones, and how far below
     its choice the worst of the others is."""
-    with LLM(path, device="cpu", dtype=dtype) as llm:
+    device = "cuda" if backend == "triton" else "cpu"
+    with LLM(path, device=device, dtype=dtype, attention_backend=backend) as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
     agreed = worst_gap = 0.0
     for output in outputs:
@@ -110,9 +118,11 @@ def agreement(path, reference, dtype):
     return agreed, worst_gap
 
 
-def test_bfloat16_agrees_with_float32_on_nearly_every_token(path, reference):
-    agreed, worst_gap = agreement(path, reference, "bfloat16")
+@pytest.mark.parametrize("backend", ["native", ON_GPU])
+def test_bfloat16_agrees_with_float32_on_nearly_every_token(path, reference, backend):
+    agreed, worst_gap = agreement(path, reference, "bfloat16", backend)
 
+    print(f"{backend}: {agreed:.0f} of {len(PROMPTS) * NUM_TOKENS}, at worst {worst_gap:.2f} below")
     assert agreed / (len(PROMPTS) * NUM_TOKENS) >= 0.98
     assert worst_gap < 1.0
 

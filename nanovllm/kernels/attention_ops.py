@@ -72,7 +72,9 @@ def paged_prefill(
         value_cache: `[num_slots, K, D]`.
         block_tables: `[S, M]` int32, see `paged_decode`.
         context_lens: `[S]` int32 positions, those of the queries included.
-        cu_seqlens_q: `[S + 1]` int32 running sum of the queries; the first is 0, the last is T.
+        cu_seqlens_q: `[S + 1]` int32 running sum of the queries; the first is 0. Behind the last,
+            at most T, stands padding, whose results may be anything; a sequence of no query is
+            padding too, and has a context of 0.
         max_seqlen_q: The most queries that one sequence has.
         block_size: Positions of a block.
         scale: Multiplies the products of queries and keys.

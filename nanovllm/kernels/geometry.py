@@ -108,13 +108,13 @@ def row_tile(size: int, *, gates: bool) -> LinearTile:
 
 
 def few_tile(size: int) -> LinearTile:
-    """The tile of a product of up to `FEW_ROWS` rows.
+    """The tile of a product of 2 to `FEW_ROWS` rows.
 
     Args:
         size: Channels of a row.
     """
-    widest = next_power_of_2(size)
-    at_once = max(widest, 128) if widest <= 2048 else 1024
+    widest = max(next_power_of_2(size), 128)
+    at_once = widest if widest <= MAX_FEW_CHANNELS else MAX_FEW_CHANNELS // 2
     num_parts = 8 if at_once >= 2048 else 4
     return LinearTile(
         num_outputs=16,

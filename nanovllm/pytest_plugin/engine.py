@@ -59,7 +59,11 @@ def engine_facts(engine: LLM) -> dict[str, Any]:
         "dtype": config["dtype"],
         "attention_backend": config["attention_backend"],
         "device": device["name"],
-        "buckets": [capture["bucket"] for capture in told["graphs"]["captures"]],
+        "buckets": [
+            capture["bucket"]
+            for capture in told["graphs"]["captures"]
+            if capture["counts"] == "rows"
+        ],
         "num_threads": _num_threads(),
         **machine_facts(),
         **(gpu_facts(device["uuid"]) if is_gpu else {}),

@@ -1,6 +1,8 @@
-"""`CapturedSteps`: the decode step, captured for each batch size and way of choosing tokens."""
+"""`CapturedSteps`: decode steps for each batch size and way of choosing tokens; short prompts."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from graphs import (
     Event,
     GraphBackend,
     GraphKey,
+    Program,
     Replayable,
     SessionInfo,
     StepBuffer,
@@ -17,6 +20,7 @@ from graphs import (
 )
 from nanovllm.runtime.decode_program import DecodeStatics, Variant, decode_program
 from nanovllm.runtime.paged_attention import PagedAttention
+from nanovllm.runtime.prompt_program import PromptLayout, prompt_program
 
 VARIANTS: tuple[Variant, ...] = ("greedy", "sample")
 
@@ -31,6 +35,7 @@ class CapturedSteps:
         plan: BucketPlan,
         backend: GraphBackend,
         on_event: Callable[[Event], None],
+        prompts: Sequence[PromptLayout] = (),
     ) -> None:
         """Capture.
 
@@ -40,6 +45,7 @@ class CapturedSteps:
             plan: The batch sizes.
             backend: What captures. If it fails, every step is run as it is, and `info` says why.
             on_event: Told of everything that the backend does.
+            prompts: Steps with prompts to capture besides.
         """
         self.plan = plan
         self._captures = backend.caps.captures
@@ -50,13 +56,20 @@ class CapturedSteps:
             """Make a step without a live row: it attends to the pad block and writes nowhere."""
             statics.staging.copy_(padding)
 
-        keys = [GraphKey(size, variant) for size in plan.sizes for variant in VARIANTS]
+        # By key, what to capture and what makes its inputs padding only.
+        todo: dict[GraphKey, tuple[Program, Callable[[], None]]] = {}
+        for size, variant in itertools.product(plan.sizes, VARIANTS):
+            program = decode_program(size, variant, statics, attention)
+            todo[GraphKey(size, variant)] = program, reset
+        for layout in prompts:
+            program = prompt_program(layout, statics, attention)
+            todo[_prompt_key(layout)] = program, partial(_reset_prompts, statics, layout)
+        self._prompts = sorted(prompts, key=lambda one: (one.num_positions, one.num_rows))
         self._steps: dict[GraphKey, Replayable] = {}
         try:
-            for key in capture_order(keys):
-                variant: Variant = "sample" if key.variant == "sample" else "greedy"
-                program = decode_program(key.bucket, variant, statics, attention)
-                self._steps[key] = self._session.capture(key, program, reset=reset)
+            for key in capture_order(todo):
+                program, make_padding = todo[key]
+                self._steps[key] = self._session.capture(key, program, reset=make_padding)
             self.info: SessionInfo = self._session.seal()
         except BaseException:
             self._session.close()
@@ -71,11 +84,23 @@ class CapturedSteps:
         """The smallest captured step that holds as many rows."""
         return self._steps[GraphKey(self.plan.bucket_for(num_rows), variant)]
 
+    def prompts_for(self, num_positions: int, num_rows: int) -> PromptLayout | None:
+        """The smallest captured step with prompts that holds as much; None if there is none."""
+        for layout in self._prompts:
+            if layout.num_positions >= num_positions and layout.num_rows >= num_rows:
+                return layout
+        return None
+
+    def prompt_step(self, layout: PromptLayout) -> Replayable:
+        """The step that was captured for a layout."""
+        return self._steps[_prompt_key(layout)]
+
     def describe(self) -> dict[str, Any]:
         """See `Executor.describe_graphs`."""
         captures = [
             {
                 "bucket": capture.key.bucket,
+                "counts": "rows" if capture.key.variant in VARIANTS else "positions",
                 "variant": capture.key.variant,
                 "warmup_ms": capture.warmup_ms,
                 "capture_ms": capture.capture_ms,
@@ -91,3 +116,11 @@ class CapturedSteps:
         """Wait for the device and give up all of them."""
         self._steps.clear()
         self._session.close()
+
+
+def _prompt_key(layout: PromptLayout) -> GraphKey:
+    return GraphKey(layout.num_positions, f"prompts of up to {layout.num_rows}")
+
+
+def _reset_prompts(statics: DecodeStatics, layout: PromptLayout) -> None:
+    statics.mixed[: layout.num_words].copy_(torch.from_numpy(layout.empty()))

@@ -52,6 +52,7 @@ class DecodeStatics:
     Attributes:
         layout: Of the staging vector.
         staging: `[layout.num_words()]` int32, this step's inputs.
+        mixed: `[num_mixed_words]` int32, the inputs of a step with prompts instead.
         tokens: `[2 R]` int32: tokens of this step and of the one before, each in its own half, so
             that the host may still be fetching the older ones. `FAILED_TOKEN` of failed rows.
         logits: `[R, V]` of the model's type, those of the last step.
@@ -60,17 +61,21 @@ class DecodeStatics:
 
     layout: StepLayout
     staging: torch.Tensor
+    mixed: torch.Tensor
     tokens: torch.Tensor
     logits: torch.Tensor
     fused: FusedDecoder
 
     @classmethod
-    def create(cls, fused: FusedDecoder, layout: StepLayout) -> "DecodeStatics":
+    def create(
+        cls, fused: FusedDecoder, layout: StepLayout, *, num_mixed_words: int = 0
+    ) -> "DecodeStatics":
         """Allocate them beside the K/V cache."""
         num_rows, device = layout.max_num_rows, fused.kv_cache.device
         return cls(
             layout,
             staging=torch.zeros(layout.num_words(), dtype=torch.int32, device=device),
+            mixed=torch.zeros(num_mixed_words, dtype=torch.int32, device=device),
             tokens=torch.zeros(2 * num_rows, dtype=torch.int32, device=device),
             logits=torch.zeros(
                 (num_rows, fused.decoder.config.vocab_size),
@@ -84,6 +89,7 @@ class DecodeStatics:
         """Every tensor whose address a captured step bakes in; see `graphs.Statics`."""
         named = {
             "staging": self.staging,
+            "mixed": self.mixed,
             "tokens": self.tokens,
             "logits": self.logits,
             "kv_cache": self.fused.kv_cache,

@@ -66,8 +66,9 @@ class Executor(Protocol):
         """What was captured, and why not if nothing was, in values that JSON can hold.
 
         Returns:
-            `captures`: of each one bucket, variant, warmup_ms, capture_ms, pool_bytes and
-            driver_bytes; `degraded`: why every step runs eagerly though graphs were asked for.
+            `captures`: of each one bucket, what that counts ("rows", or "positions" of steps with
+            prompts), variant, warmup_ms, capture_ms, pool_bytes and driver_bytes; `degraded`: why
+            every step runs eagerly though graphs were asked for.
         """
 
     def close(self) -> None:

@@ -11,25 +11,26 @@ from functools import partial
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 
 from nanovllm.core import Batch
 from nanovllm.core.batch import Int32Array
 from nanovllm.kernels.reference.steps import FAILED_TOKEN
 from nanovllm.runtime.captured_steps import CapturedSteps
-from nanovllm.runtime.decode_program import DecodeStatics, Variant, choose
+from nanovllm.runtime.decode_program import DecodeStatics, Variant
 from nanovllm.runtime.device_queue import DeviceQueue, Ticket
 from nanovllm.runtime.executor import StepTrace, no_graphs
 from nanovllm.runtime.logprobs import SCORED_BYTES, prompt_logprobs
 from nanovllm.runtime.paged_attention import PagedAttention
+from nanovllm.runtime.prompt_program import mixed_views, run_prompts
 from nanovllm.runtime.sampler import Sampled, SamplingRow, sample
 from nanovllm.runtime.staging import Slot, Staging
 from nanovllm.runtime.step_inputs import (
+    Columns,
     HowToChoose,
     decode_fields,
     how_to_choose,
-    max_mixed_words,
+    mixed_fields,
     pack_arrays,
     sampling_columns,
 )
@@ -47,8 +48,6 @@ class GraphExecutor:
         attention: PagedAttention,
         captured: CapturedSteps | None,
         queue: DeviceQueue,
-        *,
-        max_num_batched_tokens: int,
     ) -> None:
         """Take over the parts.
 
@@ -57,19 +56,15 @@ class GraphExecutor:
             attention: How it attends.
             captured: The decode step by batch size. None: every step is run eagerly.
             queue: The device.
-            max_num_batched_tokens: Positions of a step at most.
         """
         layout = statics.layout
-        num_words = max_mixed_words(max_num_batched_tokens, layout.max_num_rows, layout.table.width)
         self._statics: DecodeStatics | None = statics
         self._attention = attention
         self._captured = captured
         self._queue = queue
         self._staging = Staging(
-            queue, layout, num_mixed_words=num_words, max_in_flight=MAX_IN_FLIGHT
+            queue, layout, num_mixed_words=len(statics.mixed), max_in_flight=MAX_IN_FLIGHT
         )
-        device = statics.staging.device
-        self._mixed_inputs = torch.zeros(num_words, dtype=torch.int32, device=device)
         self._hidden: torch.Tensor | None = None  # of a step whose prompts are scored
         self._num_scored_rows = max(1, SCORED_BYTES // (4 * statics.logits.shape[1]))
         self._side = 0  # which half of `statics.tokens` the last step writes
@@ -138,7 +133,6 @@ class GraphExecutor:
         if self._captured is not None:
             self._captured.close()
         self._captured = self._statics = self._hidden = None
-        self._mixed_inputs = self._mixed_inputs[:0].clone()
         self._queue.give_back()
 
     def _submit_decodes(
@@ -184,74 +178,65 @@ class GraphExecutor:
         out_offset: int,
         source_offset: int,
     ) -> StepTrace:
-        """Run a step with prefills, or without graphs."""
+        """Replay the smallest captured step with prompts that holds the batch, or run eagerly."""
         start_s = time.perf_counter()
-        arrays = {
-            "input_ids": batch.input_ids,
-            "positions": batch.positions,
-            "slot_mapping": batch.slot_mapping,
-            "context_lens": batch.context_lens,
-            "cu_seqlens_q": batch.cu_seqlens_q,
-            "block_tables": batch.block_tables,
-            "logits_indices": batch.logits_indices,
-            # The token that is drawn stands behind the context.
-            "position": batch.context_lens[batch.sampled_rows],
-            **sampling_columns(rows, variant),
-        }
-        if batch.sources is not None:
-            arrays["source"] = batch.sources + np.int32(source_offset)
+        assert self._statics is not None
+        arrays = mixed_fields(
+            batch,
+            sampling_columns(rows, variant),
+            out_offset=out_offset,
+            source_offset=source_offset,
+        )
+        layout = None
+        if self._captured is not None and batch.sources is None and not len(batch.scored_indices):
+            layout = self._captured.prompts_for(batch.num_tokens, batch.num_seqs)
+        if layout is None:
+            return self._submit_eagerly(slot, batch, arrays, variant, start_s)
+        assert self._captured is not None
+        layout.pack(arrays, slot.mixed)
+        pack_s = time.perf_counter() - start_s
+        num_words = layout.num_words
+        self._queue.upload(slot.mixed_words[:num_words], self._statics.mixed[:num_words])
+        self._queue.run(self._captured.prompt_step(layout).replay)
+        return StepTrace(
+            self._captured.mode,
+            bucket=layout.num_positions,
+            fallback=self._captured.info.degraded_reason,
+            pack_s=pack_s,
+        )
+
+    def _submit_eagerly(
+        self, slot: Slot, batch: Batch, arrays: Columns, variant: Variant, start_s: float
+    ) -> StepTrace:
+        assert self._statics is not None
         places, num_words = pack_arrays(arrays, slot.mixed)
         pack_s = time.perf_counter() - start_s
-        self._queue.upload(slot.mixed_words[:num_words], self._mixed_inputs[:num_words])
-        inputs = {
-            name: self._mixed_inputs[place].view(_DTYPES.get(name, torch.int32))
-            for name, place in places.items()
-        }
-        inputs["block_tables"] = inputs["block_tables"].view(batch.block_tables.shape)
+        self._queue.upload(slot.mixed_words[:num_words], self._statics.mixed[:num_words])
+        inputs = mixed_views(self._statics.mixed, places, batch.block_tables.shape[1])
         keeps_hidden = bool(len(batch.scored_indices))
         self._queue.run(
-            partial(self._run_mixed, inputs, batch.max_seqlen_q, variant, out_offset, keeps_hidden)
+            partial(self._run_eagerly, inputs, batch.max_seqlen_q, variant, keeps_hidden)
         )
-        fallback = None if self._captured is None else "the step has prefills"
+        fallback = None
+        if self._captured is not None:
+            fallback = "prompts are scored" if keeps_hidden else "the step has too many positions"
         return StepTrace("eager", fallback=fallback, pack_s=pack_s)
 
-    def _run_mixed(
+    def _run_eagerly(
         self,
         inputs: dict[str, torch.Tensor],
         max_seqlen_q: int,
         variant: Variant,
-        out_offset: int,
         keeps_hidden: bool,
     ) -> None:
         assert self._statics is not None
-        statics, fused = self._statics, self._statics.fused
-
-        def attend(
-            query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor
-        ) -> torch.Tensor:
-            return self._attention.prefill(
-                query,
-                key_cache,
-                value_cache,
-                inputs["block_tables"],
-                inputs["context_lens"],
-                inputs["cu_seqlens_q"],
-                max_seqlen_q,
-            )
-
-        input_ids = inputs["input_ids"]
         if "source" in inputs:  # decodes ahead of the host; clamped as in `decode_program`
-            input_ids = statics.tokens.index_select(0, inputs["source"]).clamp(min=0)
-        hidden = fused.hidden(input_ids, inputs["positions"], inputs["slot_mapping"], attend)
+            tokens = self._statics.tokens.index_select(0, inputs["source"])
+            inputs["input_ids"] = tokens.clamp(min=0)
+        hidden = run_prompts(
+            self._statics, self._attention, inputs, max_seqlen_q=max_seqlen_q, variant=variant
+        )
         self._hidden = hidden if keeps_hidden else None
-        num_rows = len(inputs["logits_indices"])
-        if num_rows == 0:  # only prompts that were cut short: nothing to draw
-            return
-        logits = statics.logits[:num_rows]
-        logits.copy_(fused.decoder.lm_head(hidden.index_select(0, inputs["logits_indices"])))
-        drawn, peak = choose(logits, variant, inputs, inputs["position"])
-        kept = torch.where(peak.isfinite(), drawn, FAILED_TOKEN)
-        statics.tokens[out_offset : out_offset + num_rows] = kept
 
     def _land(self, flight: "GraphFlight") -> Sampled:
         """The tokens of a step that was submitted."""
@@ -275,9 +260,6 @@ class GraphExecutor:
         assert self._hidden is not None
         rows = torch.from_numpy(indices).to(self._hidden.device)
         return self._statics.fused.decoder.lm_head(self._hidden.index_select(0, rows))
-
-
-_DTYPES = {"temperature": torch.float32, "min_p": torch.float32}
 
 
 @attrs.frozen(eq=False)

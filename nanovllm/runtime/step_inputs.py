@@ -96,6 +96,35 @@ def decode_fields(
     }
 
 
+def mixed_fields(
+    batch: Batch, columns: Columns, *, out_offset: int, source_offset: int
+) -> dict[str, npt.NDArray[np.int32] | npt.NDArray[np.float32]]:
+    """What a step with prompts reads, of as many rows and positions as there are.
+
+    Args:
+        batch: Any.
+        columns: Of `sampling_columns`.
+        out_offset: As in `decode_fields`.
+        source_offset: As there.
+    """
+    arrays = {
+        "out_offset": np.full(1, out_offset, np.int32),
+        "input_ids": batch.input_ids,
+        "positions": batch.positions,
+        "slot_mapping": batch.slot_mapping,
+        "context_lens": batch.context_lens,
+        "cu_seqlens_q": batch.cu_seqlens_q,
+        "block_tables": batch.block_tables,
+        "logits_indices": batch.logits_indices,
+        # The token that is drawn stands behind the context.
+        "position": batch.context_lens[batch.sampled_rows],
+        **columns,
+    }
+    if batch.sources is not None:
+        arrays["source"] = batch.sources + np.int32(source_offset)
+    return arrays
+
+
 def pack_arrays(
     arrays: Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.float32]],
     out: npt.NDArray[np.int32],
@@ -118,5 +147,6 @@ def max_mixed_words(max_num_batched_tokens: int, max_num_seqs: int, num_table_co
     per_token = 3  # token, position, slot
     # Length, running sum, place of the logits, position, source, four for sampling.
     per_seq = num_table_columns + 9
-    num_arrays = 12  # of 0 to 3 words more each, to the next aligned one
-    return max_num_batched_tokens * per_token + max_num_seqs * per_seq + 4 * num_arrays + 1
+    num_arrays = 13  # of 0 to 3 words more each, to the next aligned one
+    # +2: a running sum has one more, and there is the offset of the tokens.
+    return max_num_batched_tokens * per_token + max_num_seqs * per_seq + 4 * num_arrays + 2

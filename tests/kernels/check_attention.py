@@ -1,12 +1,13 @@
 """Attention kernels against the plain operators, on Triton's interpreter: see test_interpreted."""
 
+import attrs
 import pytest
 import torch
 
 from nanovllm.kernels import ops
 from nanovllm.kernels.triton import decode, prefill
 from tests.kernels.interpreter import _mended_interpreter  # noqa: F401  a fixture
-from tests.kernels.paged_case import assert_near, paged_case
+from tests.kernels.paged_case import NOWHERE, assert_near, paged_case
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 SIZES = [(16, BF16), (64, BF16), (80, F16), (96, BF16), (128, F16), (256, F32)]
@@ -99,3 +100,25 @@ def test_a_position_does_not_see_those_after_it():
     after = case.prefill(prefill.paged_prefill)
     assert torch.equal(before[:-1], after[:-1])
     assert not torch.equal(before[-1], after[-1])
+
+
+@pytest.mark.parametrize("num_pad_rows", [1, 5])
+@pytest.mark.parametrize("num_pads", [1, 64, 200])
+def test_prefill_passes_over_padding(num_pads, num_pad_rows):
+    """Rows that begin and end where the last one ends, and positions behind it, of a wider tile."""
+    case = paged_case([40, 17, 5], [9, 1, 5])
+    want = case.prefill(ops.paged_prefill)
+    num_live = len(want)
+    noise = torch.full((num_pads, *case.query.shape[1:]), float("nan"))
+    tables = case.block_tables
+    padded = attrs.evolve(
+        case,
+        query=torch.cat([case.query, noise]),
+        block_tables=torch.cat([tables, tables.new_full((num_pad_rows, tables.shape[1]), NOWHERE)]),
+        context_lens=torch.cat([case.context_lens, case.context_lens.new_zeros(num_pad_rows)]),
+        cu_seqlens_q=torch.cat([case.cu_seqlens_q, case.cu_seqlens_q[-1:].repeat(num_pad_rows)]),
+        max_seqlen_q=num_live + num_pads,
+    )
+
+    for operator in (ops.paged_prefill, prefill.paged_prefill):
+        assert_near(want, padded.prefill(operator)[:num_live])

@@ -1,4 +1,4 @@
-"""Products of few rows against the plain operators, on Triton's interpreter: see test_interpreted."""
+"""Products of few rows against the plain operators, interpreted: see test_interpreted."""
 
 import pytest
 import torch

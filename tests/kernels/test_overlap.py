@@ -11,11 +11,11 @@ import pytest
 
 triton = pytest.importorskip("triton", reason="Triton is not installed", exc_type=ImportError)
 
-from nanovllm.kernels.triton import few_linear, norm, row_linear, steps
-from nanovllm.kernels.triton.aot import compile_for
-from nanovllm.kernels.triton.launch import Launch
-from nanovllm.kernels.triton.shapes import SHAPES, step_launches
-from tests.kernels.faults import with_fault
+from nanovllm.kernels.triton import few_linear, norm, row_linear, steps  # noqa: E402
+from nanovllm.kernels.triton.aot import compile_for  # noqa: E402
+from nanovllm.kernels.triton.launch import Launch  # noqa: E402
+from nanovllm.kernels.triton.shapes import SHAPES, step_launches  # noqa: E402
+from tests.kernels.faults import with_fault  # noqa: E402
 
 WAIT = "griddepcontrol.wait"
 ANNOUNCE = "griddepcontrol.launch_dependents"
@@ -121,7 +121,8 @@ FAULTS = {
             "    begin(OVERLAPS)\n    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
             "    inside = rows < count\n    token = tl.load(token_ids",
             "    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
-            "    inside = rows < count\n    early = tl.load(token_ids + rows, mask=inside, other=0)\n"
+            "    inside = rows < count\n"
+            "    early = tl.load(token_ids + rows, mask=inside, other=0)\n"
             "    begin(OVERLAPS)\n    tl.store(kept + rows, early, mask=rows < 0)\n"
             "    token = tl.load(token_ids",
         ),
@@ -131,7 +132,8 @@ FAULTS = {
         "ROW_LINEAR",
         (
             "    wait_for_previous(OVERLAPS)\n\n    scale = 1.0\n",
-            "    eps += tl.load(x).to(tl.float32)\n    wait_for_previous(OVERLAPS)\n\n    scale = 1.0\n",
+            "    eps += tl.load(x).to(tl.float32)\n    wait_for_previous(OVERLAPS)\n\n"
+            "    scale = 1.0\n",
         ),
     ),
     "only some wait": (

@@ -9,7 +9,7 @@ from nanovllm.build_graphs import build_graph_executor
 from nanovllm.runtime.device_queue import ImmediateQueue
 from nanovllm.runtime.paged_attention import AttentionShape, TritonAttention
 from tests.engines import tiny_llm
-from tests.runtime.decoders import plain_decoder
+from tests.runtime.decoders import load_plain_decoder
 
 
 def attention_for(decoder, config):
@@ -24,7 +24,16 @@ def attention_for(decoder, config):
 
 
 @contextlib.contextmanager
-def graph_llm(name="llama", *, backend=None, queue=None, sizes=(1, 2, 4), events=None, **options):
+def graph_llm(
+    name="llama",
+    *,
+    backend=None,
+    queue=None,
+    sizes=(1, 2, 4),
+    prompt_sizes=(4, 16),
+    events=None,
+    **options,
+):
     """A tiny engine that runs as on a GPU with CUDA graphs.
 
     Args:
@@ -32,6 +41,7 @@ def graph_llm(name="llama", *, backend=None, queue=None, sizes=(1, 2, 4), events
         backend: What captures.
         queue: The device.
         sizes: Batch sizes to capture; the largest batch is always one. None: run eagerly.
+        prompt_sizes: Numbers of positions to capture steps with prompts for.
         events: A list that gets what the backend tells.
         **options: Of the engine.
     """
@@ -41,8 +51,13 @@ def graph_llm(name="llama", *, backend=None, queue=None, sizes=(1, 2, 4), events
         captured = (
             () if sizes is None else tuple(sorted({*sizes, seats} - set(range(seats + 1, 99))))
         )
-        config = attrs.evolve(llm.config, graph_batch_sizes=captured)
-        decoder = plain_decoder(name)  # the engine's own has oneDNN's layout
+        prompts = tuple(one for one in prompt_sizes if one <= llm.config.max_num_batched_tokens)
+        config = attrs.evolve(
+            llm.config,
+            graph_batch_sizes=captured,
+            graph_prompt_sizes=prompts if captured else (),
+        )
+        decoder = load_plain_decoder(name)  # the engine's own has oneDNN's layout
         engine._loop.executor.close()
         engine._loop.executor = build_graph_executor(
             decoder,

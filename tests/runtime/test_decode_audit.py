@@ -33,6 +33,7 @@ from nanovllm.runtime.graph_executor import GraphExecutor
 from nanovllm.runtime.kv_cache import allocate_kv_cache
 from nanovllm.runtime.paged_attention import AttentionShape, TritonAttention
 from nanovllm.runtime.sampler import SamplingRow
+from nanovllm.runtime.step_inputs import max_mixed_words
 from nanovllm.runtime.verify_graphs import attention_for
 from nanovllm.runtime.verify_model import random_decoder
 from nanovllm.runtime.verify_worlds import CapturedWorld, Geometry
@@ -82,7 +83,7 @@ def program_maker(model, variant="greedy", bucket=MANY, **changes):
             config, num_blocks=1, block_size=16, dtype=torch.bfloat16, device=device
         )
         fused = FusedDecoder.create(decoder, kv_cache, max_model_len=64)
-        statics = DecodeStatics.create(fused, decode_layout(16, 4, pad_block=0))
+        statics = DecodeStatics.create(fused, decode_layout(MANY, 4, pad_block=0))
         shape = AttentionShape(
             config.num_kv_heads, config.head_dim, block_size=16, max_model_len=64, num_sms=132
         )
@@ -171,7 +172,7 @@ def test_a_step_reads_each_weight_once(name):
     assert weight_bytes <= counted <= 1.05 * weight_bytes
 
 
-@pytest.mark.parametrize("buckets", [(1, 3, FEW), (FEW + 1, MANY)])
+@pytest.mark.parametrize("buckets", [(1, 3, FEW), (FEW + 4, MANY)])
 def test_the_batch_size_changes_no_operation(buckets):
     first, *others = (
         dict(audit(program_maker(SMOLLM2_SHAPE, "sample", bucket)).ops) for bucket in buckets
@@ -246,11 +247,13 @@ def executor(queue, sizes=(1, 2, 4), *, with_graphs=True):
     decoder = plain_decoder("llama")
     attention = attention_for(decoder.config, geometry)
     statics = CapturedWorld(decoder, attention, geometry).statics
+    num_words = max_mixed_words(16, geometry.max_num_rows, geometry.num_table_columns)
+    statics = attrs.evolve(statics, mixed=torch.zeros(num_words, dtype=torch.int32))
     plan = plan_buckets(geometry.max_num_rows, sizes=sizes)
     captured = None
     if with_graphs:
         captured = CapturedSteps(statics, attention, plan, EagerBackend(), ignore_event)
-    made = GraphExecutor(statics, attention, captured, queue, max_num_batched_tokens=16)
+    made = GraphExecutor(statics, attention, captured, queue)
     queue.calls.clear()
     return made, statics.layout
 

@@ -1,8 +1,11 @@
 """Steps through captured programs give the tokens of the plain decoder, in every schedule."""
 
+import weakref
+
 import pytest
 
 from nanovllm import SamplingParams
+from nanovllm.runtime.device_queue import ImmediateQueue
 from tests.checkpoints import FAMILIES, greedy_tokens
 from tests.engines import SCHEDULES, greedy, is_idle, random_prompts, tiny_llm
 from tests.runtime.graph_engines import graph_llm
@@ -76,11 +79,46 @@ def test_a_step_says_how_it_was_run():
 
     prefill, *decodes = records
     assert (prefill.mode, prefill.bucket) == ("eager", None)
-    assert prefill.fallback == "the step has prefills"
+    assert prefill.fallback == "the step has too many positions"
     assert [(record.num_rows, record.bucket) for record in decodes] == [(3, 4)] * 3
     assert all(record.fallback is None for record in decodes)
     for record in records:
         assert 0 < record.pack_s + record.submit_s + record.wait_s <= record.execute_s
+
+
+def test_steps_with_prompts_run_in_the_smallest_size_that_holds_them():
+    records = []
+    with graph_llm(max_num_seqs=4, prompt_sizes=(4, 16), enable_prefix_caching=False) as llm:
+        llm.subscribe(records.append)
+        for length in (1, 3, 4, 5, 16, 17):
+            llm.generate([list(range(1, length + 1))], greedy(1))
+        llm.generate([[1, 2, 3], [4] * 5, [6, 7]], greedy(1))
+        scored = llm.generate([[1, 2, 3]], greedy(1, prompt_logprobs=1))[0]
+
+    assert [record.bucket for record in records] == [4, 4, 4, 16, 16, None, 16, None]
+    assert records[5].fallback == "the step has too many positions"
+    assert records[7].fallback == "prompts are scored"
+    assert len(scored.prompt_logprobs) == 3
+
+
+def test_a_closed_engine_holds_nothing_when_it_gives_its_memory_back():
+    """Or else the device would not get it, and the next engine in the process neither."""
+    held = []
+
+    class GivingQueue(ImmediateQueue):
+        def give_back(self):
+            held.append([name for name, tensor in tensors.items() if tensor() is not None])
+
+    with graph_llm(max_num_seqs=2, queue=GivingQueue()) as llm:
+        llm.generate(random_prompts(3), greedy(3, prompt_logprobs=1))
+        statics = llm._engine._loop.executor._statics
+        buffers = statics.named_tensors().items()
+        # The weights are the caller's in these tests.
+        tensors = {name: weakref.ref(x) for name, x in buffers if not name.startswith("weight")}
+        del statics, buffers
+
+    assert len(tensors) == 6
+    assert held == [[]]
 
 
 def test_without_batch_sizes_every_step_runs_eagerly():
@@ -98,7 +136,8 @@ def test_without_batch_sizes_every_step_runs_eagerly():
 
 def test_a_row_whose_logits_are_not_finite_fails_alone():
     prompts = random_prompts(3)
-    with graph_llm(max_num_seqs=4) as llm:
+    # An embedding that is not the output projection too: that would break every row.
+    with graph_llm("mistral", max_num_seqs=4) as llm:
         statics = llm._engine._loop.executor._statics
         embedding = statics.fused.decoder.embedding
         embedding[prompts[1][-1]] = float("nan")

@@ -1,7 +1,7 @@
 """A few rows times a weight matrix, with the operation before or after it in the same kernel.
 
 Like `row_linear`, by matrix units: outputs are the rows of the product and the rows of `x` its
-columns, of which eight are the least that a unit takes. The channels are shared among the warps of
+columns, of which a unit takes at least eight. The channels are shared among the warps of
 a program as a batch of products, which are added up at the end.
 """
 
