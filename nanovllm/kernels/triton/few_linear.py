@@ -5,12 +5,10 @@ columns, of which a unit takes at least eight. The channels are shared among the
 a program as a batch of products, which are added up at the end.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from nanovllm.kernels.geometry import FEW_ROWS, few_tile
-from nanovllm.kernels.triton.launch import Kernel, Launch
+from nanovllm.kernels.triton.launch import Kernel
 from nanovllm.kernels.triton.overlap import let_next_begin, wait_for_previous
 from nanovllm.kernels.triton.row_linear import silu_times
 
@@ -115,41 +113,3 @@ def _few_linear(
 
 
 FEW_LINEAR = Kernel(_few_linear, fuses=True)
-
-
-def plan_few_linear(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    output: torch.Tensor,
-    *,
-    gates: bool,
-    adds: bool,
-) -> tuple[Launch, ...]:
-    """The launch for up to `FEW_ROWS` rows of 16 bits; arguments as of `plan_row_linear`."""
-    num_rows, size = x.shape
-    tile = few_tile(size)
-    arguments = {
-        "x": x,
-        "norm": norm,
-        "weight": weight,
-        "bias": bias,
-        "residual": output,
-        "output": output,
-        "count": num_rows,
-        "num_outputs": output.shape[1],
-        "eps": eps,
-        "SIZE": size,
-        "PARTS": tile.num_parts,
-        "BLOCK_M": FEW_ROWS,
-        "BLOCK_N": tile.num_outputs,
-        "BLOCK_K": tile.num_channels,
-        "NORMS": norm is not None,
-        "GATES": gates,
-        "BIASED": bias is not None,
-        "ADDS": adds,
-        "num_warps": tile.num_parts,
-    }
-    return (Launch(FEW_LINEAR, (-(-output.shape[1] // tile.num_outputs),), arguments),)

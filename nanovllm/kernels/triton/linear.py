@@ -2,10 +2,10 @@
 
 import torch
 
-from nanovllm.kernels.geometry import FEW_ROWS
-from nanovllm.kernels.triton.few_linear import plan_few_linear
+from nanovllm.kernels.geometry import FEW_ROWS, few_tile, row_tile
+from nanovllm.kernels.triton.few_linear import FEW_LINEAR
 from nanovllm.kernels.triton.launch import Launch, run
-from nanovllm.kernels.triton.row_linear import plan_row_linear
+from nanovllm.kernels.triton.row_linear import ROW_LINEAR
 
 
 def norm_linear(
@@ -52,10 +52,46 @@ def plan_linear(
     gates: bool = False,
     adds: bool = False,
 ) -> tuple[Launch, ...]:
-    """The launch of the kernel for as many rows; arguments as of `plan_row_linear`."""
-    assert 0 < len(x) <= FEW_ROWS
+    """The launch of the kernel for as many rows.
+
+    Args:
+        x: `[T, C]` contiguous, up to `FEW_ROWS` rows; of more than one, 16 bits.
+        norm: `[C]` weight of the norm before, or None.
+        eps: Of that norm.
+        weight: `[N, C]` contiguous; of `2 N` outputs with `gates`.
+        bias: As many, or None.
+        output: `[T, N]` contiguous; read as well with `adds`.
+        gates: Outputs are SiLU of the first half times the second.
+        adds: They are added to what `output` holds.
+    """
+    (num_rows, size), num_outputs = x.shape, output.shape[1]
+    assert 0 < num_rows <= FEW_ROWS
     assert x.is_contiguous()
     assert weight.is_contiguous()
     assert output.is_contiguous()
-    plan = plan_row_linear if len(x) == 1 else plan_few_linear
-    return plan(x, norm, eps, weight, bias, output, gates=gates, adds=adds)
+    arguments = {
+        "x": x,
+        "norm": norm,
+        "weight": weight,
+        "bias": bias,
+        "residual": output,
+        "output": output,
+        "num_outputs": num_outputs,
+        "eps": eps,
+        "SIZE": size,
+        "NORMS": norm is not None,
+        "GATES": gates,
+        "BIASED": bias is not None,
+        "ADDS": adds,
+    }
+    if num_rows == 1:
+        kernel, tile = ROW_LINEAR, row_tile(size, gates=gates)
+    else:
+        kernel, tile = FEW_LINEAR, few_tile(size)
+        arguments |= {"count": num_rows, "BLOCK_M": FEW_ROWS, "PARTS": tile.num_parts}
+    arguments |= {
+        "BLOCK_N": tile.num_outputs,
+        "BLOCK_K": tile.num_channels,
+        "num_warps": tile.num_warps,
+    }
+    return (Launch(kernel, (-(-num_outputs // tile.num_outputs),), arguments),)

@@ -6,12 +6,10 @@ registers before it waits for the kernel that computes its row (see `overlap`). 
 products of a 0.6B model take 0.32 ms so, 0.76 as cuBLAS does them, and 0.20 at the speed of memory.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from nanovllm.kernels.geometry import row_tile
-from nanovllm.kernels.triton.launch import Kernel, Launch
+from nanovllm.kernels.triton.launch import Kernel
 from nanovllm.kernels.triton.overlap import let_next_begin, wait_for_previous
 
 
@@ -102,49 +100,3 @@ def _row_linear(
 
 
 ROW_LINEAR = Kernel(_row_linear, fuses=True)
-
-
-def plan_row_linear(
-    x: torch.Tensor,
-    norm: torch.Tensor | None,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    output: torch.Tensor,
-    *,
-    gates: bool,
-    adds: bool,
-) -> tuple[Launch, ...]:
-    """The launch for one row.
-
-    Args:
-        x: `[1, C]` contiguous.
-        norm: `[C]` weight of the norm before, or None.
-        eps: Of that norm.
-        weight: `[N, C]` contiguous; of `2 N` outputs with `gates`.
-        bias: As many, or None.
-        output: `[1, N]` contiguous; read as well with `adds`.
-        gates: Outputs are SiLU of the first half times the second.
-        adds: They are added to what `output` holds.
-    """
-    size = x.shape[1]
-    tile = row_tile(size, gates=gates)
-    arguments = {
-        "x": x,
-        "norm": norm,
-        "weight": weight,
-        "bias": bias,
-        "residual": output,
-        "output": output,
-        "num_outputs": output.shape[1],
-        "eps": eps,
-        "SIZE": size,
-        "BLOCK_N": tile.num_outputs,
-        "BLOCK_K": tile.num_channels,
-        "NORMS": norm is not None,
-        "GATES": gates,
-        "BIASED": bias is not None,
-        "ADDS": adds,
-        "num_warps": tile.num_warps,
-    }
-    return (Launch(ROW_LINEAR, (-(-output.shape[1] // tile.num_outputs),), arguments),)
