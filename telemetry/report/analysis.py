@@ -1,5 +1,6 @@
 """What several sections of a report need, computed once from a run."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Self
 
@@ -88,6 +89,16 @@ class Analysis:
     def serving_s(self) -> float:
         """From the begin of the first step to the end of the last; 0 without steps."""
         return float(self.ends_s[-1] - self.starts_s[0]) if len(self.ends_s) else 0.0
+
+    @property
+    def missed_replays(self) -> Counter[str]:
+        """Why decode steps were not replayed, on a device with graphs, and how many for each."""
+        steps = self.run.steps
+        return Counter(
+            reason
+            for reason, num_prefill in zip(steps.fallback, steps.num_prefill_tokens, strict=True)
+            if reason is not None and not num_prefill
+        )
 
     @property
     def stepping_s(self) -> float:

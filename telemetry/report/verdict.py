@@ -76,11 +76,7 @@ def warnings(analysis: Analysis) -> Iterator[str]:
     yield from _device(run)
     yield from _memory(run)
     steps = run.steps
-    missed = sum(
-        1
-        for reason, num_prefill in zip(steps.fallback, steps.num_prefill_tokens, strict=True)
-        if reason is not None and not num_prefill
-    )
+    missed = analysis.missed_replays.total()
     if missed:
         yield f"{missed:,} decode steps were not replayed from a captured graph."
     preempted = sum(steps.num_preempted)

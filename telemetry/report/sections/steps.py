@@ -27,11 +27,7 @@ def steps(analysis: Analysis) -> Section:
     num_replays = sum(replays.values())
     num_decodes = sum(1 for n in table.num_prefill_tokens if n == 0)
     num_prompts = len(table) - num_decodes
-    missed = Counter(
-        reason
-        for reason, num_prefill in zip(table.fallback, table.num_prefill_tokens, strict=True)
-        if reason is not None and not num_prefill
-    )
+    missed = analysis.missed_replays
     no_replays = NotAvailable("no decode step was a replay")
     num_padded = sum(padded.values())
     num_replayed_prompts = table.mode.count("replay") - num_replays

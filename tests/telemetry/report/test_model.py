@@ -313,9 +313,14 @@ def test_a_gap_in_which_nothing_happened_says_where_the_time_went(steps_end_late
     assert table(run, "latency", "The worst gaps").rows[0][-1] == expected
 
 
+def columns_of(steps):
+    """Copies that may be changed."""
+    return {name: list(getattr(steps, name)) for name in attrs.fields_dict(StepTable)}
+
+
 def test_steps_that_overlap_count_their_time_once():
     """A step that is submitted ahead begins while the one before it runs."""
-    columns = {name: list(getattr(GPU.steps, name)) for name in attrs.fields_dict(StepTable)}
+    columns = columns_of(GPU.steps)
     columns["t0_ns"][1:] = columns["t0_ns"][:-1]  # each begins with the one before
     ahead = attrs.evolve(GPU, steps=StepTable(**columns))
     lead = section(ahead, "timeline").lead
@@ -328,7 +333,7 @@ def test_steps_that_overlap_count_their_time_once():
 
 
 def test_steps_with_prompts_are_told_from_decodes():
-    columns = {name: list(getattr(GPU.steps, name)) for name in attrs.fields_dict(StepTable)}
+    columns = columns_of(GPU.steps)
     prompts = [i for i, count in enumerate(columns["num_prefill_tokens"]) if count]
     for i in prompts[::2]:
         columns["mode"][i], columns["bucket"][i] = "replay", 512
