@@ -299,7 +299,6 @@ def _logits_phases(
         model.hidden_size, buffers.normed, buffers.normed_scales, num_logits, buffers.logits,
         4 * model.logits_width, model, buffers,
     )  # fmt: skip
-    _best_phases(counters, phase + 2, num_logits, model, buffers)
 
 
 @njit(**INLINE)
@@ -347,3 +346,5 @@ def forward_job(
         phase += PHASES_PER_LAYER
     if num_logits > 0:  # or else only prompts that were cut short, of which nothing is drawn
         _logits_phases(counters, phase, kind, num_logits, model, buffers, member)
+        if num_inputs > 0:  # or else they are asked for to be looked at, not to choose from
+            _best_phases(counters, phase + 2, num_logits, model, buffers)

@@ -77,7 +77,7 @@ class NativeProgram:
         return torch.from_numpy(memory.logits[:num_logits, : self._vocab_size])
 
     def best(self, num_rows: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The first of the largest logits of the first rows of the last call: see `ranking.best`.
+        """The first of the largest logits of the first rows of the last `run`: see `ranking.best`.
 
         Returns:
             `[R]` int32 ids and `[R]` float32 logits; valid until the next call.
