@@ -35,11 +35,7 @@ def norm_linear(
 
 @norm_linear.register_fake
 def _(
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, *_: object
 ) -> torch.Tensor:
     return x.new_empty(len(x), len(weight))
 
@@ -69,11 +65,7 @@ def norm_gate_up(
 
 @norm_gate_up.register_fake
 def _(
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
+    x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, *_: object
 ) -> torch.Tensor:
     return x.new_empty(len(x), len(weight) // 2)
 
@@ -94,7 +86,5 @@ def linear_add(
 
 
 @linear_add.register_fake
-def _(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor
-) -> None:
+def _(*_: object) -> None:
     return None

@@ -20,6 +20,13 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     return values_per_position * block_size * dtype.itemsize
 
 
+def map_memory(num_bytes: int) -> mmap.mmap:
+    """Zeros straight from the system, which take memory only as they are first written."""
+    # Private: a forked child gets its own. Windows knows no other.
+    flags = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    return mmap.mmap(-1, num_bytes, **flags)
+
+
 def lazy_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Zeros that take memory only as they are first written.
 
@@ -29,9 +36,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]
     num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     if num_bytes < _MIN_LAZY_BYTES:
         return np.zeros(shape, dtype)
-    # Private: a forked child gets its own. Windows knows no other.
-    flags = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-    return np.frombuffer(mmap.mmap(-1, num_bytes, **flags), dtype=dtype).reshape(shape)
+    return np.frombuffer(map_memory(num_bytes), dtype=dtype).reshape(shape)
 
 
 def allocate_kv_cache(

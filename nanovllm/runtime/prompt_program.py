@@ -8,11 +8,9 @@ position draws a token. Padding positions store nothing, and padding rows have n
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from graphs import Program
@@ -20,14 +18,10 @@ from nanovllm.core.batch import Int32Array
 from nanovllm.kernels import ops
 from nanovllm.runtime.decode_program import DecodeStatics, Variant, choose
 from nanovllm.runtime.paged_attention import PagedAttention
-
-Arrays = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.float32]]
+from nanovllm.runtime.step_inputs import ALIGN_WORDS, Columns
 
 FLOATS = frozenset({"temperature", "min_p"})
 """Inputs that are float32, bit for bit in the int32 vector; see `choose`."""
-
-_ALIGN_WORDS = 4
-"""Kernels are compiled for arrays on 16 bytes."""
 
 
 @attrs.frozen
@@ -61,7 +55,7 @@ class PromptLayout:
         places, at = {}, 0
         for name, (size, pad) in sizes.items():
             places[name] = (slice(at, at + size), pad)
-            at += -(-size // _ALIGN_WORDS) * _ALIGN_WORDS
+            at += -(-size // ALIGN_WORDS) * ALIGN_WORDS
         object.__setattr__(self, "_places", places)
 
     @property
@@ -70,7 +64,7 @@ class PromptLayout:
         place, _ = self._places["block_tables"]
         return int(place.stop)
 
-    def pack(self, arrays: Arrays, out: Int32Array) -> None:
+    def pack(self, arrays: Columns, out: Int32Array) -> None:
         """Write the inputs of a step and all padding.
 
         Args:
@@ -100,10 +94,8 @@ class PromptLayout:
 
     def views(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """View a vector on the device by name: `block_tables` `[S, M]`, `out_offset` `[]`."""
-        views = {name: _typed(name, vector[place]) for name, (place, _) in self._places.items()}
-        views["block_tables"] = views["block_tables"].view(self.num_rows, -1)
-        views["out_offset"] = views["out_offset"].view(())
-        return views
+        places = {name: place for name, (place, _) in self._places.items()}
+        return mixed_views(vector, places, self.num_table_columns)
 
 
 def prompt_layouts(
@@ -127,7 +119,10 @@ def mixed_views(
     vector: torch.Tensor, places: Mapping[str, slice], num_columns: int
 ) -> dict[str, torch.Tensor]:
     """The same views of arrays that lie in `places`, as `pack_arrays` laid them out."""
-    views = {name: _typed(name, vector[place]) for name, place in places.items()}
+    views = {
+        name: vector[place].view(torch.float32 if name in FLOATS else torch.int32)
+        for name, place in places.items()
+    }
     views["block_tables"] = views["block_tables"].view(-1, num_columns)
     views["out_offset"] = views["out_offset"].view(())
     return views
@@ -188,7 +183,3 @@ def run_prompts(
         drawn, peak = choose(logits, variant, inputs, inputs["position"])
         ops.keep_tokens(drawn, peak, inputs["out_offset"], statics.tokens)
     return hidden
-
-
-def _typed(name: str, words: torch.Tensor) -> Any:
-    return words.view(torch.float32) if name in FLOATS else words

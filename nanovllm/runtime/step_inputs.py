@@ -13,6 +13,9 @@ from nanovllm.runtime.sampling import GREEDY_BELOW, SamplingRow
 
 Columns = Mapping[str, npt.NDArray[np.int32] | npt.NDArray[np.float32]]
 
+ALIGN_WORDS = 4
+"""Where arrays of a packed vector start: kernels are compiled for 16 bytes."""
+
 _SEED_MASK = 2**64 - 1
 
 HowToChoose = Literal["greedy", "sample", "host"]
@@ -131,14 +134,14 @@ def pack_arrays(
 ) -> tuple[dict[str, slice], int]:
     """Lay arrays one after the other into `out`; returns where each lies, and the words in use.
 
-    Each starts on a multiple of four words: kernels are compiled for aligned arrays.
+    Each starts on a multiple of `ALIGN_WORDS`.
     """
     places, at = {}, 0
     for name, array in arrays.items():
         end = at + array.size
         out[at:end] = array.reshape(-1).view(np.int32)
         places[name] = slice(at, end)
-        at = -(-end // 4) * 4
+        at = -(-end // ALIGN_WORDS) * ALIGN_WORDS
     return places, at
 
 
@@ -149,4 +152,6 @@ def max_mixed_words(max_num_batched_tokens: int, max_num_seqs: int, num_table_co
     per_seq = num_table_columns + 9
     num_arrays = 13  # of 0 to 3 words more each, to the next aligned one
     # +2: a running sum has one more, and there is the offset of the tokens.
-    return max_num_batched_tokens * per_token + max_num_seqs * per_seq + 4 * num_arrays + 2
+    return (
+        max_num_batched_tokens * per_token + max_num_seqs * per_seq + ALIGN_WORDS * num_arrays + 2
+    )

@@ -8,10 +8,11 @@ a Zen 4, SmolLM2-135M, `python -m bench.huge_pages`). Loading takes 0.2 s longer
 
 import contextlib
 import mmap
-import sys
 
 import numpy as np
 import torch
+
+from nanovllm.runtime.kv_cache import map_memory
 
 CHUNK_BYTES = 256 << 20
 """Address space that is asked for at once. It takes memory only where it is written."""
@@ -41,9 +42,7 @@ class Arena:
         return piece.view(num_rows, row_bytes)
 
     def _new_chunk(self, num_bytes: int) -> torch.Tensor:
-        # Private: a forked child gets its own. Windows knows no other.
-        flags = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-        memory = mmap.mmap(-1, num_bytes, **flags)
+        memory = map_memory(num_bytes)
         advice = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux
         if self._uses_huge_pages and advice is not None:
             with contextlib.suppress(OSError):  # a kernel without them
